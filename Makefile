@@ -1,0 +1,37 @@
+# `make` shows this list; each target builds .venv first when it is missing or out of date.
+PYTHON ?= python3
+RUN := .venv/bin/python
+export PYTHONDONTWRITEBYTECODE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test check bench lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 10
+
+setup: ## build .venv from the lock (instant when nothing changed)
+	@$(PYTHON) scripts/setup.py
+
+demo: setup ## a tour in a few seconds, no server needed
+	@$(RUN) examples/demo.py
+
+up: setup ## the same traffic until Ctrl-C
+	@$(RUN) examples/demo.py --forever
+
+test: check ## everything that proves it
+	@$(RUN) -m pytest
+
+check: setup ## lint, types, layers
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+	@.venv/bin/lint-imports --no-cache
+
+bench: setup ## speed and memory, as ratios in one run
+	@$(RUN) -m benchmarks
+
+lock: setup ## resolve the lock files anew
+	@PYTHONPATH=.boot/uv $(PYTHON) scripts/lock.py
+
+clean: ## remove what make built
+	rm -rf .boot .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
