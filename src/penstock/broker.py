@@ -1,0 +1,275 @@
+"""The port: what a broker must do, and nothing that can be written once above it.
+
+Three verbs move data, all in batches, each answered per message. An adapter does one thing per
+call: it never retries, never decides how much to fetch and never hides a failure. What a broker
+cannot do is said in its `Capabilities`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from penstock.errors import InvalidArgumentError
+from penstock.message import (
+    AckResponse,
+    Delivery,
+    Draft,
+    PublishFault,
+    Receipt,
+    Record,
+    Settlement,
+    check_ack_deadline,
+)
+
+DAY = 86_400.0
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9\-._~+%]{2,254}")
+
+
+def check_name(kind: str, name: object) -> str:
+    """`name` if Google Pub/Sub would take it for a `kind`, else `InvalidArgumentError`."""
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"{kind} name must be text, not {type(name).__name__}")
+    if not _NAME.fullmatch(name) or name.startswith("goog"):
+        raise InvalidArgumentError(
+            f"{kind} name {name!r} is not allowed: 3 to 255 characters, a letter first, then "
+            "letters, digits or any of - . _ ~ + %, and not starting with 'goog'"
+        )
+    return name
+
+
+def check_duration(what: str, seconds: float, least: float, most: float) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidArgumentError(f"{what} must be seconds, not {type(seconds).__name__}")
+    if not least <= seconds <= most:
+        raise InvalidArgumentError(
+            f"{what} must be between {least:g} and {most:g} seconds, not {seconds!r}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What a broker does by itself. Code and tests read these; nobody asks for its class."""
+
+    durable: bool = False
+    """What it acknowledged survives the end of its process."""
+    ordering: bool = False
+    """It hands over one message of an ordering key at a time."""
+    filters: bool = False
+    dead_letters: bool = False
+    retry_policy: bool = False
+    delayed_nack: bool = False
+    exactly_once: bool = False
+    delivery_attempts: bool = False
+    dedupe: bool = False
+    seek: bool = False
+    snapshots: bool = False
+    replay: bool = False
+    """It has a `log`."""
+    backlog: bool = False
+    """`Admin.describe_subscription` counts what is unsettled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetterPolicy:
+    """Where a message goes that failed `max_delivery_attempts` times (1 to 100)."""
+
+    topic: str
+    max_delivery_attempts: int = 5
+
+    def __post_init__(self) -> None:
+        check_name("Dead-letter topic", self.topic)
+        if not isinstance(self.max_delivery_attempts, int) or not (
+            1 <= self.max_delivery_attempts <= 100
+        ):
+            raise InvalidArgumentError(
+                "max_delivery_attempts must be a whole number from 1 to 100, "
+                f"not {self.max_delivery_attempts!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryPolicy:
+    """How long a nacked or expired message waits before it comes back.
+
+    `minimum_backoff` seconds after the first failure, doubled with each further one, never more
+    than `maximum_backoff`. Both from 0 to 600.
+    """
+
+    minimum_backoff: float = 10.0
+    maximum_backoff: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_duration("minimum_backoff", self.minimum_backoff, 0, 600)
+        check_duration("maximum_backoff", self.maximum_backoff, self.minimum_backoff, 600)
+
+    def delay(self, failures: int) -> float:
+        """Seconds to wait after the given number of failures (1 for the first)."""
+        doubled: float = self.minimum_backoff * 2.0 ** min(failures - 1, 64)
+        return min(self.maximum_backoff, doubled)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicConfig:
+    """`message_retention`: seconds the topic's log keeps every message, acked or not (0: only
+    while a subscription needs it). `duplicate_window`: seconds a message id is remembered."""
+
+    name: str
+    message_retention: float = 0.0
+    duplicate_window: float = 120.0
+
+    def __post_init__(self) -> None:
+        check_name("Topic", self.name)
+        check_duration("message_retention", self.message_retention, 0, 31 * DAY)
+        check_duration("duplicate_window", self.duplicate_window, 0, DAY)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubscriptionConfig:
+    """What the broker knows of a subscription.
+
+    `message_retention`: seconds an unacked message is kept (default 7 days), and an acked one
+    too when `retain_acked_messages` is set, for `seek`.
+    """
+
+    name: str
+    topic: str
+    ack_deadline: float = 60.0
+    message_ordering: bool = False
+    enable_exactly_once_delivery: bool = False
+    filter: str = ""
+    dead_letter_policy: DeadLetterPolicy | None = None
+    retry_policy: RetryPolicy | None = None
+    retain_acked_messages: bool = False
+    message_retention: float = 7 * DAY
+
+    def __post_init__(self) -> None:
+        check_name("Subscription", self.name)
+        check_name("Topic", self.topic)
+        if check_ack_deadline(self.ack_deadline) == 0:
+            raise InvalidArgumentError(
+                "Ack deadline must be between 0 and 600 seconds, and above 0 for a subscription "
+                f"({self.name!r})"
+            )
+        check_duration("message_retention", self.message_retention, 0.001, 31 * DAY)
+        for option, kind in (
+            ("filter", str),
+            ("dead_letter_policy", DeadLetterPolicy | None),
+            ("retry_policy", RetryPolicy | None),
+            ("message_ordering", bool),
+            ("enable_exactly_once_delivery", bool),
+            ("retain_acked_messages", bool),
+        ):
+            value = getattr(self, option)
+            if not isinstance(value, kind):
+                raise InvalidArgumentError(
+                    f"{option} of subscription {self.name!r} cannot be a {type(value).__name__}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicStatus:
+    config: TopicConfig
+    subscriptions: tuple[str, ...]
+    published: int
+    """Messages ever stored; also the last sequence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubscriptionStatus:
+    config: SubscriptionConfig
+    backlog: int
+    """Messages not yet acked, on loan or not."""
+    leased: int
+    """Of those, how many are on loan to subscribers."""
+    oldest_age: float
+    """Seconds since the oldest of them was published; 0 when there is none."""
+    topic_deleted: bool = field(default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The sequences a log holds, both ends included. Empty when `first > last`."""
+
+    first: int
+    last: int
+
+
+class Admin(Protocol):
+    """What operators do. Creating what exists or naming what does not is an error."""
+
+    async def create_topic(self, config: TopicConfig) -> None: ...
+    async def delete_topic(self, topic: str) -> None:
+        """Its subscriptions stay, hand over what they hold, then fail."""
+
+    async def list_topics(self) -> Sequence[str]: ...
+    async def describe_topic(self, topic: str) -> TopicStatus: ...
+    async def create_subscription(self, config: SubscriptionConfig) -> None:
+        """It sees what is published from now on."""
+
+    async def delete_subscription(self, subscription: str) -> None: ...
+    async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]: ...
+    async def describe_subscription(self, subscription: str) -> SubscriptionStatus: ...
+    async def create_snapshot(self, snapshot: str, subscription: str) -> None:
+        """Remember what the subscription has not acked; expires after seven days."""
+
+    async def delete_snapshot(self, snapshot: str) -> None: ...
+    async def seek(self, subscription: str, to: datetime | str) -> None:
+        """Make messages from a time on, or those of a snapshot by name, deliverable again, and
+        those before it acked. Open deliveries end: their ack ids are no longer valid."""
+
+
+class Log(Protocol):
+    """Replayable brokers: reading a topic by sequence, without a subscription."""
+
+    async def extent(self, topic: str) -> Extent: ...
+    def read(
+        self, topic: str, first: int, last: int, filter: str = ""
+    ) -> AsyncIterator[Sequence[Record]]:
+        """What the log holds of `first` to `last` (included), in order, in batches.
+
+        Sequences that are gone are left out; compare with `extent` to notice.
+        """
+        ...
+
+
+class Broker(Protocol):
+    """Moves messages. Every method may raise `PenstockError`; `retryable` says what is worth
+    trying again, above the port."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+    @property
+    def admin(self) -> Admin: ...
+    @property
+    def log(self) -> Log | None:
+        """None unless `capabilities.replay`."""
+        ...
+
+    async def publish(
+        self, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        """Store the drafts in order; one answer each, in the same order."""
+        ...
+
+    async def pull(
+        self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
+    ) -> Sequence[Delivery]:
+        """Take what is available, waiting up to `wait` seconds for the first message.
+
+        At most `max_messages` of at most `max_bytes` together, but a single message larger than
+        that is handed over alone. Cancelling it loses nothing.
+        """
+        ...
+
+    async def settle(
+        self, subscription: str, settlements: Sequence[Settlement]
+    ) -> Sequence[AckResponse]:
+        """Answer deliveries; one response each, in the same order."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release everything. Idempotent; waiting calls end with `ClosedError`."""
