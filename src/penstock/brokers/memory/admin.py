@@ -1,0 +1,176 @@
+"""What operators do to the memory broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from penstock.broker import (
+    DAY,
+    SubscriptionConfig,
+    SubscriptionStatus,
+    TopicConfig,
+    TopicStatus,
+    check_name,
+)
+from penstock.brokers.memory.registry import Registry, Snapshot
+from penstock.brokers.memory.subscription import NS, SubscriptionState
+from penstock.brokers.memory.topic import TopicState
+from penstock.clock import Clock, to_ns
+from penstock.errors import AlreadyExistsError, InvalidArgumentError, SnapshotNotFoundError
+from penstock.message import Record
+
+_SNAPSHOT_LIFETIME_NS = int(7 * DAY * NS)
+
+
+class MemoryAdmin:
+    def __init__(
+        self,
+        registry: Registry,
+        clock: Clock,
+        new_subscription: Callable[[SubscriptionConfig], SubscriptionState],
+    ) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._new_subscription = new_subscription
+
+    async def create_topic(self, config: TopicConfig) -> None:
+        self._registry.check_open()
+        _check_new("Topic", config.name, self._registry.topics)
+        self._registry.topics[config.name] = TopicState(config)
+
+    async def delete_topic(self, topic: str) -> None:
+        state = self._registry.topic(topic)
+        del self._registry.topics[topic]
+        for subscription in state.subscriptions:
+            subscription.topic_deleted()
+
+    async def list_topics(self) -> Sequence[str]:
+        self._registry.check_open()
+        return sorted(self._registry.topics)
+
+    async def describe_topic(self, topic: str) -> TopicStatus:
+        state = self._registry.topic(topic)
+        return TopicStatus(
+            config=state.config,
+            subscriptions=tuple(sorted(s.config.name for s in state.subscriptions)),
+            published=state.last_sequence,
+        )
+
+    async def create_subscription(self, config: SubscriptionConfig) -> None:
+        topic = self._registry.topic(config.topic)
+        _check_new("Subscription", config.name, self._registry.subscriptions)
+        if config.dead_letter_policy is not None:
+            self._registry.topic(config.dead_letter_policy.topic)
+        subscription = self._new_subscription(config)
+        self._registry.subscriptions[config.name] = subscription
+        topic.subscriptions.append(subscription)
+        topic.retention_changed()
+
+    async def delete_subscription(self, subscription: str) -> None:
+        state = self._registry.subscription(subscription)
+        del self._registry.subscriptions[subscription]
+        topic = self._topic_of(state)
+        if topic is not None:
+            topic.subscriptions.remove(state)
+            topic.retention_changed()
+        state.end()
+
+    async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
+        if topic is None:
+            self._registry.check_open()
+            return sorted(self._registry.subscriptions)
+        return (await self.describe_topic(topic)).subscriptions
+
+    async def describe_subscription(self, subscription: str) -> SubscriptionStatus:
+        return self._registry.subscription(subscription).status()
+
+    async def create_snapshot(self, snapshot: str, subscription: str) -> None:
+        check_name("Snapshot", snapshot)
+        state = self._registry.subscription(subscription)
+        topic = self._registry.topic(state.config.topic)
+        self._drop_expired_snapshots()
+        _check_new("Snapshot", snapshot, self._registry.snapshots)
+        expires_ns = self._clock.time_ns() + _SNAPSHOT_LIFETIME_NS
+        self._registry.snapshots[snapshot] = Snapshot(
+            topic=topic.config.name,
+            unacked=tuple(state.unacked()),
+            next_sequence=topic.keep_for_snapshot(snapshot, expires_ns),
+            expires_ns=expires_ns,
+        )
+
+    async def delete_snapshot(self, snapshot: str) -> None:
+        self._snapshot(snapshot)
+        self._drop_snapshot(snapshot)
+
+    async def seek(self, subscription: str, to: datetime | str) -> None:
+        state = self._registry.subscription(subscription)
+        if isinstance(to, str):
+            self._seek_snapshot(state, to)
+        elif isinstance(to, datetime) and to.tzinfo is not None:
+            self._seek_time(state, to_ns(to))
+        else:
+            raise InvalidArgumentError(
+                f"Subscription {subscription!r} seeks to a snapshot's name or an aware datetime "
+                f"(with a time zone), not {to!r}"
+            )
+
+    def _seek_time(self, state: SubscriptionState, since_ns: int) -> None:
+        now_ns = self._clock.time_ns()
+        topic = self._topic_of(state)
+        replayable = topic.replayable(state, now_ns) if topic is not None else []
+        wanted = _in_order([*replayable, *state.unacked()])
+        state.restart_with(
+            [record for record in wanted if record.publish_time_ns >= since_ns],
+            ignore_before_ns=since_ns if since_ns > now_ns else 0,
+        )
+
+    def _seek_snapshot(self, state: SubscriptionState, name: str) -> None:
+        snapshot = self._snapshot(name)
+        if snapshot.topic != state.config.topic:
+            raise InvalidArgumentError(
+                f"Snapshot {name!r} is of topic {snapshot.topic!r}; subscription "
+                f"{state.config.name!r} is on {state.config.topic!r}"
+            )
+        topic = self._topic_of(state)
+        later = (
+            topic.retained.between(snapshot.next_sequence, topic.last_sequence)
+            if topic is not None
+            else [r for r in state.unacked() if r.sequence >= snapshot.next_sequence]
+        )
+        state.restart_with(_in_order([*snapshot.unacked, *later]))
+
+    def _topic_of(self, state: SubscriptionState) -> TopicState | None:
+        """None once the topic is deleted, even when another was created under its name."""
+        topic = self._registry.topics.get(state.config.topic)
+        return topic if topic is not None and state in topic.subscriptions else None
+
+    def _snapshot(self, name: str) -> Snapshot:
+        self._drop_expired_snapshots()
+        found = self._registry.snapshots.get(name)
+        if found is None:
+            self._registry.check_open()
+            raise SnapshotNotFoundError(name)
+        return found
+
+    def _drop_expired_snapshots(self) -> None:
+        now_ns = self._clock.time_ns()
+        expired = [n for n, s in self._registry.snapshots.items() if s.expires_ns <= now_ns]
+        for name in expired:
+            self._drop_snapshot(name)
+
+    def _drop_snapshot(self, name: str) -> None:
+        snapshot = self._registry.snapshots.pop(name)
+        topic = self._registry.topics.get(snapshot.topic)
+        if topic is not None:
+            topic.drop_snapshot(name)
+
+
+def _check_new(kind: str, name: str, existing: object) -> None:
+    if name in existing:  # type: ignore[operator]
+        raise AlreadyExistsError(f"{kind} already exists: {name!r}; use it, or delete it first")
+
+
+def _in_order(records: list[Record]) -> list[Record]:
+    unique = {record.sequence: record for record in records}
+    return [unique[sequence] for sequence in sorted(unique)]

@@ -1,0 +1,330 @@
+"""A subscription: what is available, on loan, waiting for a retry, or behind its ordering key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+
+from penstock.broker import SubscriptionConfig, SubscriptionStatus
+from penstock.clock import Alarm, Clock
+from penstock.deadlines import Deadlines
+from penstock.errors import SubscriptionNotFoundError, TopicNotFoundError
+from penstock.filters import parse_filter
+from penstock.lanes import Lanes
+from penstock.message import AckResponse, Delivery, Record, Settlement, Verb
+
+NS = 1_000_000_000
+
+
+class Loan(Struct, eq=False):
+    """A record that has been handed out at least once."""
+
+    record: Record
+    attempt: int
+
+
+class SubscriptionState:
+    """What the broker holds of one subscription. Every operation costs the same whatever the
+    backlog; one heap and one timer serve all its deadlines.
+
+    A record is in exactly one place: `_fresh` (never delivered), `_again` (to be redelivered),
+    `_loans` (on loan, by ack id), `_delayed` (waiting for its retry, by its last ack id), or
+    behind another of its key in `_lanes`. Once acked it is in none.
+    """
+
+    def __init__(
+        self,
+        config: SubscriptionConfig,
+        clock: Clock,
+        ack_ids: Iterator[int],
+        dead_letter: Callable[[SubscriptionConfig, Record, int], bool],
+    ) -> None:
+        self.config = config
+        self._clock = clock
+        self._ack_ids = ack_ids
+        self._dead_letter = dead_letter
+        self._matches = parse_filter(config.filter).matches if config.filter else None
+        self._fresh: deque[Record] = deque()
+        self._again: deque[Loan] = deque()
+        self._again_next = True
+        self._loans: dict[str, Loan] = {}
+        self._delayed: dict[str, Loan] = {}
+        self._deadlines: Deadlines[str] = Deadlines()
+        self._lanes: Lanes[Record] | None = Lanes() if config.message_ordering else None
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._alarm = Alarm(clock, self._on_alarm)
+        self._ignore_before_ns = 0
+        self._topic_deleted = False
+        self._gone: Exception | None = None
+
+    @property
+    def acked_retention(self) -> float:
+        """Seconds for which acked messages stay replayable to this subscription."""
+        return self.config.message_retention if self.config.retain_acked_messages else 0.0
+
+    # Records arrive.
+
+    def offer(self, records: Sequence[Record]) -> None:
+        """Take in what the topic published."""
+        if self._ignore_before_ns:
+            records = [r for r in records if r.publish_time_ns >= self._ignore_before_ns]
+        if self._matches is not None:
+            records = [r for r in records if self._matches(r.attributes)]
+        if self._lanes is not None:
+            enter = self._lanes.enter
+            records = [r for r in records if r.ordering_key is None or enter(r.ordering_key, r)]
+        self._fresh.extend(records)
+        self._wake(len(records))
+
+    # Records go out on loan.
+
+    async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Delivery]:
+        until = self._clock.monotonic() + wait
+        while True:
+            if self._gone is not None:
+                raise self._gone
+            taken = self._take(max_messages, max_bytes)
+            if taken:
+                return taken
+            if self._topic_deleted and not self._unsettled():
+                raise TopicNotFoundError(
+                    self.config.topic,
+                    f"it was deleted and subscription {self.config.name!r} has nothing left; "
+                    "delete the subscription, or create it again on another topic",
+                )
+            remaining = until - self._clock.monotonic()
+            if remaining <= 0:
+                return []
+            await self._news(remaining)
+
+    def _take(self, max_messages: int, max_bytes: int) -> list[Delivery]:
+        if not self._fresh and not self._again:
+            return []
+        fresh, again, loans = self._fresh, self._again, self._loans
+        deadline = self.config.ack_deadline
+        horizon = self._clock.time_ns() - int(self.config.message_retention * NS)
+        ack_ids = self._ack_ids
+        taken: list[Delivery] = []
+        granted: list[str] = []
+        left = max_bytes
+        while len(granted) < max_messages:
+            # Redeliveries come first but take turns with fresh messages, so that a message
+            # which is nacked for ever does not starve the rest.
+            if again and (self._again_next or not fresh):
+                loan = again.popleft()
+                self._again_next = False
+            elif fresh:
+                loan = Loan(fresh.popleft(), 1)
+                self._again_next = True
+            else:
+                break
+            record = loan.record
+            size = len(record.data)
+            if size > left and granted:
+                if loan.attempt > 1:
+                    again.appendleft(loan)
+                else:
+                    fresh.appendleft(record)
+                break
+            if record.publish_time_ns < horizon:
+                self._finish(record)
+                continue
+            left -= size
+            ack_id = str(next(ack_ids))
+            loans[ack_id] = loan
+            granted.append(ack_id)
+            taken.append(Delivery(record, ack_id, loan.attempt, deadline))
+        if granted:
+            self._set_deadline(deadline, granted)
+        return taken
+
+    # Loans end.
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[AckResponse]:
+        stale = (
+            AckResponse.INVALID if self.config.enable_exactly_once_delivery else AckResponse.SUCCESS
+        )
+        success = AckResponse.SUCCESS
+        loans, deadlines = self._loans, self._deadlines
+        responses: list[AckResponse] = []
+        for settlement in settlements:
+            ack_id, verb = settlement.ack_id, settlement.verb
+            if verb is Verb.EXTEND and settlement.seconds:
+                if ack_id in loans:
+                    self._set_deadline(settlement.seconds, [ack_id])
+                    responses.append(success)
+                else:
+                    responses.append(stale)
+                continue
+            loan = loans.pop(ack_id, None)
+            if loan is None:
+                responses.append(stale)
+                continue
+            deadlines.discard(ack_id)
+            responses.append(success)
+            if verb is Verb.ACK:
+                self._finish(loan.record)
+            elif verb is Verb.REJECT:
+                self._give_up(ack_id, loan)
+            else:
+                self._bring_back(ack_id, loan, settlement.seconds)
+        if self._topic_deleted:
+            self._wake(len(self._waiters))
+        return responses
+
+    def _finish(self, record: Record) -> None:
+        """Acked: whoever waited behind it is next."""
+        if self._lanes is not None and record.ordering_key is not None:
+            following = self._lanes.leave(record.ordering_key)
+            if following is not None:
+                self._fresh.append(following)
+                self._wake(1)
+
+    def _give_up(self, ack_id: str, loan: Loan) -> None:
+        """Rejected: to the dead letters if there are any, else dropped."""
+        policy = self.config.dead_letter_policy
+        if policy is None or self._dead_letter(self.config, loan.record, loan.attempt):
+            self._finish(loan.record)
+        else:
+            self._bring_back(ack_id, loan, None)
+
+    def _bring_back(self, ack_id: str, loan: Loan, delay: float | None) -> None:
+        """Nacked or expired: dead letter after the last attempt, else once more, later or now."""
+        policy = self.config.dead_letter_policy
+        spent = policy is not None and loan.attempt >= policy.max_delivery_attempts
+        if spent and self._dead_letter(self.config, loan.record, loan.attempt):
+            self._finish(loan.record)
+            return
+        if delay is None and self.config.retry_policy is not None:
+            delay = self.config.retry_policy.delay(loan.attempt)
+        loan.attempt += 1
+        if delay:
+            self._delayed[ack_id] = loan
+            self._set_deadline(delay, [ack_id])
+        else:
+            self._again.append(loan)
+            self._wake(1)
+
+    # Time passes.
+
+    def _set_deadline(self, seconds: float, ack_ids: list[str]) -> None:
+        self._deadlines.add(self._clock.monotonic() + seconds, ack_ids)
+        self._alarm.set(self._deadlines.next())
+
+    def _on_alarm(self) -> float | None:
+        for ack_id in self._deadlines.pop_due(self._clock.monotonic()):
+            loan = self._loans.pop(ack_id, None)
+            if loan is not None:
+                self._bring_back(ack_id, loan, None)
+            else:
+                self._again.append(self._delayed.pop(ack_id))
+                self._wake(1)
+        if self._topic_deleted:
+            self._wake(len(self._waiters))
+        return self._deadlines.next()
+
+    # Operators look and change.
+
+    def unacked(self) -> list[Record]:
+        """Everything not yet acked, in order of publication."""
+        return sorted(self._records(), key=lambda record: record.sequence)
+
+    def restart_with(self, records: Iterable[Record], ignore_before_ns: int = 0) -> None:
+        """Seek: exactly these are unacked now, as if never delivered. Open loans end."""
+        self._fresh.clear()
+        self._again.clear()
+        self._loans.clear()
+        self._delayed.clear()
+        self._deadlines.clear()
+        if self._lanes is not None:
+            self._lanes = Lanes()
+        self._ignore_before_ns = 0
+        self.offer(list(records))
+        self._ignore_before_ns = ignore_before_ns
+        if self._topic_deleted:
+            self._wake(len(self._waiters))
+
+    def status(self) -> SubscriptionStatus:
+        horizon = self._clock.time_ns() - int(self.config.message_retention * NS)
+        while self._fresh and self._fresh[0].publish_time_ns < horizon:
+            self._finish(self._fresh.popleft())
+        oldest = min((r.publish_time_ns for r in self._oldest_records()), default=None)
+        age = 0.0 if oldest is None else max(0.0, (self._clock.time_ns() - oldest) / NS)
+        return SubscriptionStatus(
+            config=self.config,
+            backlog=self._unsettled(),
+            leased=len(self._loans),
+            oldest_age=age,
+            topic_deleted=self._topic_deleted,
+        )
+
+    def topic_deleted(self) -> None:
+        self._topic_deleted = True
+        self._wake(len(self._waiters))
+
+    def end(self, reason: Exception | None = None) -> None:
+        """The subscription is deleted or the broker closed: nobody waits any longer."""
+        self._gone = reason or SubscriptionNotFoundError(
+            self.config.name, "it was deleted; create it again to go on"
+        )
+        self._alarm.cancel()
+        self._wake(len(self._waiters))
+
+    def _records(self) -> Iterator[Record]:
+        yield from self._fresh
+        for loans in (self._again, self._loans.values(), self._delayed.values()):
+            for loan in loans:
+                yield loan.record
+        if self._lanes is not None:
+            yield from self._lanes.waiting()
+
+    def _oldest_records(self) -> Iterator[Record]:
+        """Enough records to find the oldest: `_fresh` is in order unless lanes refill it."""
+        if self._lanes is not None:
+            yield from self._records()
+            return
+        if self._fresh:
+            yield self._fresh[0]
+        for loans in (self._again, self._loans.values(), self._delayed.values()):
+            for loan in loans:
+                yield loan.record
+
+    def _unsettled(self) -> int:
+        parked = sum(1 for _ in self._lanes.waiting()) if self._lanes is not None else 0
+        held = len(self._again) + len(self._loans) + len(self._delayed)
+        return len(self._fresh) + held + parked
+
+    # Pulls wait.
+
+    async def _news(self, seconds: float) -> None:
+        """Return when something may be available, or after `seconds`."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        timeout = loop.call_later(seconds, _resolve, waiter)
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake(1)  # The news was for us; pass it on.
+            raise
+        finally:
+            timeout.cancel()
+            with suppress(ValueError):
+                self._waiters.remove(waiter)
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

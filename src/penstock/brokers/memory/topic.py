@@ -1,0 +1,156 @@
+"""A topic: numbers what is published, drops duplicates, keeps what must stay readable."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from penstock.broker import TopicConfig
+from penstock.brokers.memory.subscription import SubscriptionState
+from penstock.message import Draft, Receipt, Record
+
+NS = 1_000_000_000
+
+
+class RetainedLog:
+    """Consecutive records, found by sequence, dropped from the front. Constant cost each."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._records) - self._dropped
+
+    def extend(self, records: Sequence[Record]) -> None:
+        self._records.extend(records)
+
+    def first(self) -> Record | None:
+        return self._records[self._dropped] if len(self) else None
+
+    def drop_first(self) -> None:
+        self._dropped += 1
+        # Moving the rest down only when half is dead makes dropping constant on average.
+        if self._dropped * 2 > len(self._records):
+            del self._records[: self._dropped]
+            self._dropped = 0
+
+    def between(self, first: int, last: int) -> list[Record]:
+        """The records held of sequences `first` to `last`, both included."""
+        oldest = self.first()
+        if oldest is None:
+            return []
+        start = max(0, first - oldest.sequence) + self._dropped
+        end = max(0, last - oldest.sequence + 1) + self._dropped
+        return self._records[start:end]
+
+
+class TopicState:
+    """What the broker holds of one topic.
+
+    A record is referenced by the subscriptions that still need it and by `retained` while
+    retention or a snapshot asks for it; when nobody does, it is gone.
+    """
+
+    def __init__(self, config: TopicConfig) -> None:
+        self.config = config
+        self.subscriptions: list[SubscriptionState] = []
+        self.retained = RetainedLog()
+        self.last_sequence = 0
+        self._snapshots: dict[str, tuple[int, int]] = {}
+        self._retention_ns = 0
+        self._keeps_log = False
+        self._ids: dict[str, int] = {}
+        self._id_expiry: deque[tuple[int, str]] = deque()
+        self.retention_changed()
+
+    def append(self, drafts: Sequence[Draft], now_ns: int) -> list[Receipt]:
+        """Store what is new, hand it to the subscriptions, answer each draft."""
+        receipts: list[Receipt] = []
+        records: list[Record] = []
+        for draft in drafts:
+            message_id = draft.message_id
+            if message_id is not None:
+                known = self._known(message_id, now_ns)
+                if known is not None:
+                    receipts.append(Receipt(message_id, known, True))
+                    continue
+            self.last_sequence = sequence = self.last_sequence + 1
+            if message_id is None:
+                message_id = str(sequence)
+            records.append(
+                Record(
+                    sequence,
+                    message_id,
+                    draft.data,
+                    draft.attributes,
+                    draft.ordering_key,
+                    draft.subject or self.config.name,
+                    now_ns,
+                )
+            )
+            receipts.append(Receipt(message_id, sequence))
+        if records:
+            if self._keeps_log:
+                self.retained.extend(records)
+                self.trim(now_ns)
+            for subscription in self.subscriptions:
+                subscription.offer(records)
+        return receipts
+
+    def retention_changed(self) -> None:
+        """Subscriptions or snapshots came or went: how long must the log keep records?"""
+        seconds = max(
+            self.config.message_retention,
+            *(s.acked_retention for s in self.subscriptions),
+            0.0,
+        )
+        self._retention_ns = int(seconds * NS)
+        self._keeps_log = seconds > 0 or bool(self._snapshots)
+        if not self._keeps_log:
+            self.retained = RetainedLog()
+
+    def keep_for_snapshot(self, snapshot: str, expires_ns: int) -> int:
+        """Keep what is published from now on until then; returns its first sequence."""
+        first = self.last_sequence + 1
+        self._snapshots[snapshot] = (first, expires_ns)
+        self.retention_changed()
+        return first
+
+    def drop_snapshot(self, snapshot: str) -> None:
+        if self._snapshots.pop(snapshot, None) is not None:
+            self.retention_changed()
+
+    def trim(self, now_ns: int) -> None:
+        """Drop what neither retention nor a snapshot needs any more."""
+        horizon = now_ns - self._retention_ns
+        needed = min(
+            (first for first, expires_ns in self._snapshots.values() if expires_ns > now_ns),
+            default=self.last_sequence + 1,
+        )
+        while (oldest := self.retained.first()) is not None:
+            if oldest.publish_time_ns >= horizon and self._retention_ns:
+                break
+            if oldest.sequence >= needed:
+                break
+            self.retained.drop_first()
+
+    def replayable(self, subscription: SubscriptionState, now_ns: int) -> list[Record]:
+        """Acked or not, what this subscription may be given again."""
+        seconds = max(self.config.message_retention, subscription.acked_retention)
+        if not seconds:
+            return []
+        horizon = now_ns - int(seconds * NS)
+        everything = self.retained.between(1, self.last_sequence)
+        return [record for record in everything if record.publish_time_ns >= horizon]
+
+    def _known(self, message_id: str, now_ns: int) -> int | None:
+        """The sequence of an id seen within the duplicate window; else remember this one."""
+        while self._id_expiry and self._id_expiry[0][0] <= now_ns:
+            del self._ids[self._id_expiry.popleft()[1]]
+        known = self._ids.get(message_id)
+        if known is None and self.config.duplicate_window:
+            self._ids[message_id] = self.last_sequence + 1
+            expiry = now_ns + int(self.config.duplicate_window * NS)
+            self._id_expiry.append((expiry, message_id))
+        return known
