@@ -1,0 +1,16 @@
+"""From a broker's deliveries to handlers and back: flow control, leases, ordering, closing."""
+
+from penstock.subscribing.leases import LeaseExtension
+from penstock.subscribing.options import Streaming, SubscriberOptions
+from penstock.subscribing.stream import CloseReport, MessageStream, StreamStatistics
+from penstock.subscribing.subscription import Subscription
+
+__all__ = [
+    "CloseReport",
+    "LeaseExtension",
+    "MessageStream",
+    "StreamStatistics",
+    "Streaming",
+    "SubscriberOptions",
+    "Subscription",
+]

@@ -1,0 +1,158 @@
+"""Running async handlers: a pool of tasks that is reused, one context a message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any, cast
+
+from penstock.message import Message
+
+# Each worker that finds more work calls up to this many others before it starts, so that a
+# batch of handlers that wait is spread in few turns of the loop, while handlers that never wait
+# are all run by one worker.
+_CALL_UP = 2
+
+
+class HandlerPool:
+    """Runs awaitables that handlers returned, at most `limit` at a time.
+
+    A task a message would cost more than most handlers do, so workers are kept and take one
+    message after the other. Each message runs in its own copy of the context: what a handler
+    sets in a context variable is not seen by the next.
+    """
+
+    def __init__(
+        self,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        *,
+        limit: int,
+        wanted: Callable[[Message], bool],
+        on_done: Callable[[Message, BaseException | None], None],
+    ) -> None:
+        self._spawn = spawn
+        self.limit = limit
+        self._wanted = wanted
+        self._on_done = on_done
+        self._waiting: deque[tuple[Message, Awaitable[Any], Context]] = deque()
+        self._running: dict[Message, asyncio.Task[None]] = {}
+        self._parked: list[asyncio.Future[None]] = []
+        self._workers = 0
+        self._starting = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def is_running(self, message: Message) -> bool:
+        return message in self._running
+
+    def running(self) -> list[Message]:
+        return list(self._running)
+
+    def submit(self, message: Message, work: Awaitable[Any], context: Context) -> None:
+        self._waiting.append((message, work, context))
+        if not self._starting:
+            self._call_up()
+
+    def take_waiting(self) -> list[Message]:
+        """Remove what has not started."""
+        messages = []
+        while self._waiting:
+            message, work, _ = self._waiting.popleft()
+            _discard(work)
+            messages.append(message)
+        return messages
+
+    def cancel_running(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+
+    def _call_up(self) -> None:
+        while self._parked and self._parked[-1].done():
+            self._parked.pop()
+        if self._parked:
+            self._parked.pop().set_result(None)
+        elif self._workers < self.limit:
+            self._workers += 1
+            self._spawn(self._work())
+        else:
+            return
+        self._starting += 1
+
+    async def _work(self) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._starting -= 1
+                while self._waiting and self._workers <= self.limit:
+                    message, work, context = self._waiting.popleft()
+                    if not self._wanted(message):
+                        _discard(work)
+                        self._on_done(message, None)
+                        continue
+                    for _ in range(min(_CALL_UP, len(self._waiting)) - self._starting):
+                        self._call_up()
+                    await self._run(task, message, work, context)
+                if self._workers > self.limit:
+                    return
+                parked = loop.create_future()
+                self._parked.append(parked)
+                await parked
+        finally:
+            self._workers -= 1
+
+    async def _run(
+        self, task: asyncio.Task[None], message: Message, work: Awaitable[Any], context: Context
+    ) -> None:
+        self._running[message] = task
+        failure: BaseException | None = None
+        try:
+            await _InContext(work, context)
+        except Exception as error:
+            failure = error
+        except asyncio.CancelledError as error:
+            failure = error
+        finally:
+            del self._running[message]
+        self._on_done(message, failure)
+        if task.cancelling():
+            # Somebody wants this task to end, not only its handler.
+            raise asyncio.CancelledError
+
+
+class _InContext:
+    """Awaits `work` step by step inside `context`, on the current task."""
+
+    __slots__ = ("_context", "_work")
+
+    def __init__(self, work: Awaitable[Any], context: Context) -> None:
+        self._work = work
+        self._context = context
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        run = self._context.run
+        steps = run(self._work.__await__)
+        step, value = steps.__next__, ()
+        while True:
+            try:
+                waited_for = run(step, *value)
+            except StopIteration as done:
+                return done.value
+            try:
+                sent = yield waited_for
+            except BaseException as error:
+                step, value = steps.throw, (error,)  # type: ignore[assignment]
+            else:
+                step, value = steps.send, (sent,)  # type: ignore[assignment]
+
+
+def _discard(work: Awaitable[Any]) -> None:
+    """Dispose of what will not be awaited, without a warning that it never was."""
+    if asyncio.iscoroutine(work):
+        work.close()
+    elif isinstance(work, asyncio.Future):
+        work.cancel()

@@ -1,0 +1,327 @@
+"""What a subscriber has in hand: from the delivery to the handler to the settlement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import copy_context
+from inspect import isawaitable
+from typing import Any, TypeAlias
+
+from penstock.clock import Alarm, Clock
+from penstock.errors import ClosedError
+from penstock.flow import Window
+from penstock.lanes import Lanes
+from penstock.message import AckResponse, Delivery, Message, Settlement, Verb
+from penstock.subscribing.handlers import HandlerPool
+from penstock.subscribing.leases import LeaseBook
+from penstock.subscribing.options import SubscriberOptions
+from penstock.subscribing.settling import Settler
+
+Handler: TypeAlias = Callable[[Message], Any]
+
+
+class InFlight:
+    """Hands deliveries to the handler, one of an ordering key at a time, and lets go of them
+    when they are settled or their lease ends.
+
+    A message in hand is in the window and has a lease. It waits in `_held` (no room, paused or
+    no handler yet), behind its key in a lane, or in the pool; or its handler has it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: SubscriberOptions,
+        *,
+        clock: Clock,
+        settler: Settler,
+        handler: Callable[[], Handler | None],
+        exactly_once: Callable[[], Awaitable[bool]],
+        on_error: Callable[[BaseException], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._name = name
+        self._clock = clock
+        self._settler = settler
+        self._handler = handler
+        self._exactly_once = exactly_once
+        self._on_error = on_error
+        self._on_change = on_change
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leases = LeaseBook()
+        self._alarm = Alarm(clock, self._on_alarm)
+        self._held: deque[Message] = deque()
+        self._turn: deque[Message] = deque()
+        self._lane_owners: dict[str, Message] = {}
+        self._lanes: Lanes[Message] | None = None
+        self._drain_due = False
+        self._cancelling = False
+        self._closed = False
+        self.flowing = True
+        self.ack_deadline = 60.0
+        self.expired: list[str] | None = None
+        self.window = Window(1, 1)
+        self.pool = HandlerPool(
+            self._spawn, limit=1, wanted=self._leases.__contains__, on_done=self._handler_done
+        )
+        self.configure(options)
+
+    def configure(self, options: SubscriberOptions) -> None:
+        """Take over options; what is in hand stays in hand."""
+        flow, streaming = options.flow_control, options.streaming
+        self._options = options
+        self._max_delivered = flow.max_messages
+        self.window.max_messages = (
+            flow.max_messages + streaming.max_streams * streaming.high_water_mark
+        )
+        self.window.max_bytes = flow.max_bytes
+        self.pool.limit = flow.max_messages
+        if options.message_ordering and self._lanes is None:
+            self._lanes = Lanes()
+        elif not options.message_ordering and self._lanes is not None:
+            self._turn.extend(self._lanes.clear())
+            self._lane_owners.clear()
+            self._lanes = None
+        self.drain_soon()
+
+    def __len__(self) -> int:
+        """Messages with a lease."""
+        return len(self._leases)
+
+    def __contains__(self, message: Message) -> bool:
+        return message in self._leases
+
+    @property
+    def waiting(self) -> int:
+        return len(self._held)
+
+    def message_ids(self) -> list[str]:
+        """What has a lease or a running handler."""
+        return list(dict.fromkeys(m.id for m in [*self._leases, *self.pool.running()]))
+
+    # Deliveries arrive and go to the handler.
+
+    def accept(self, deliveries: Sequence[Delivery]) -> None:
+        """Take deliveries in hand and hand over what may go."""
+        now = self._clock.monotonic()
+        received = self._clock.time_ns() / 1e9
+        messages = [Message(delivery, self, received) for delivery in deliveries]
+        size = sum([len(delivery.record.data) for delivery in deliveries])
+        self.window.take(len(messages), size)
+        granted = deliveries[0].ack_deadline
+        wanted = self._options.ack_deadline or granted
+        self.ack_deadline = wanted
+        self._leases.begin(messages, now + wanted)
+        if wanted != granted:
+            for delivery in deliveries:
+                self._settler.add(Settlement(delivery.ack_id, Verb.EXTEND, wanted))
+        extension = self._options.lease_extension
+        if extension is not None:
+            self._leases.renew(messages, now, now + extension.pause())
+        self._alarm.set(self._leases.next())
+        self._held.extend(messages)
+        self.drain()
+
+    def drain(self) -> None:
+        """Deliver what waits and may go now."""
+        handler = self._handler() if self.flowing else None
+        if handler is None:
+            self._drain_due = False
+            return
+        # What handlers called here set free is delivered by this very loop.
+        self._drain_due = True
+        window, held, turn = self.window, self._held, self._turn
+        excess = self._options.flow_control.allow_excess_messages
+        while self.flowing:
+            if turn:
+                message = turn.popleft()
+            elif held and (excess or window.messages - len(held) < self._max_delivered):
+                message = held.popleft()
+                if self._lanes is not None and not self._enter_lane(message):
+                    continue
+            else:
+                break
+            self._deliver(message, handler)
+        self._drain_due = False
+
+    def drain_soon(self) -> None:
+        """Deliver later in this turn of the loop: a settlement must not run the next handler
+        inside the one that made it."""
+        if (self._held or self._turn) and not self._drain_due:
+            self._drain_due = True
+            asyncio.get_running_loop().call_soon(self.drain)
+
+    def give_back_waiting(self) -> list[str]:
+        """Nack everything whose handler has not started; returns the ids."""
+        waiting = [*self._turn, *self._held, *self.pool.take_waiting()]
+        self._turn.clear()
+        self._held.clear()
+        if self._lanes is not None:
+            waiting += self._lanes.clear()
+            self._lane_owners.clear()
+        ids = [message.id for message in waiting if message in self._leases]
+        for message in waiting:
+            message.nack()
+        return ids
+
+    def _deliver(self, message: Message, handler: Handler) -> None:
+        context = copy_context()
+        try:
+            work = context.run(handler, message)
+        except (Exception, asyncio.CancelledError) as error:
+            self._handler_done(message, error)
+        else:
+            if work is not None and isawaitable(work):
+                self.pool.submit(message, work, context)
+
+    def _handler_done(self, message: Message, failure: BaseException | None) -> None:
+        if failure is not None:
+            if not self._closed:
+                message.nack()
+            if not self._cancelling or not isinstance(failure, asyncio.CancelledError):
+                failure.add_note(f"Handling message {message.id!r} of {self._name!r}")
+                self._on_error(failure)
+        self._leases.stop_renewing(message.ack_id)
+        if message not in self._leases:
+            self._leave_lane(message, failed=failure is not None)
+        self._on_change()
+
+    # Messages are settled.
+
+    def settle(self, message: Message, verb: Verb, seconds: float | None) -> None:
+        if self._closed:
+            raise ClosedError(
+                f"Subscription {self._name!r} is closed: message {message.id!r} can no longer be "
+                f"settled ({verb.value}) and will be delivered again"
+            )
+        ack_id = message.ack_id
+        self._settler.add(Settlement(ack_id, verb, seconds))
+        if self._leases.end(ack_id) is not None:
+            self._let_go(message, failed=verb is Verb.NACK)
+
+    async def settle_with_response(
+        self, message: Message, verb: Verb, *, first: bool
+    ) -> AckResponse:
+        if self._closed:
+            return AckResponse.FAILED_PRECONDITION
+        if not first:
+            return AckResponse.INVALID if await self._exactly_once() else AckResponse.SUCCESS
+        response = self._settler.add_with_response(Settlement(message.ack_id, verb))
+        if self._leases.end(message.ack_id) is not None:
+            self._let_go(message, failed=verb is Verb.NACK)
+        return await response
+
+    def modify_ack_deadline(self, message: Message, seconds: float) -> None:
+        if self._closed:
+            raise ClosedError(
+                f"Subscription {self._name!r} is closed: the deadline of message {message.id!r} "
+                "can no longer be changed"
+            )
+        self._settler.add(Settlement(message.ack_id, Verb.EXTEND, seconds))
+        self._leases.prolong([message.ack_id], self._clock.monotonic() + seconds)
+        self._alarm.set(self._leases.next())
+
+    def refused(self, settlement: Settlement, response: AckResponse) -> None:
+        """The broker says a delivery is not ours any more: stop counting it."""
+        if settlement.verb is Verb.EXTEND and response is AckResponse.INVALID:
+            message = self._leases.end(settlement.ack_id)
+            if message is not None:
+                self._expire([message])
+
+    def _let_go(self, message: Message, *, failed: bool) -> None:
+        self.window.release(1, message.length)
+        if self._lanes is not None:
+            self._leave_lane(message, failed=failed)
+        if self._held:
+            self.drain_soon()
+        self._on_change()
+
+    # One of an ordering key at a time.
+
+    def _enter_lane(self, message: Message) -> bool:
+        key = message.ordering_key
+        if key is None or self._lanes is None:
+            return True
+        free = self._lanes.enter(key, message)
+        if free:
+            self._lane_owners[key] = message
+        return free
+
+    def _leave_lane(self, message: Message, *, failed: bool) -> None:
+        key = message.ordering_key
+        if key is None or self._lanes is None or self._lane_owners.get(key) is not message:
+            return
+        if failed:
+            # The key comes back from this message: what we hold after it must come after it.
+            for later in self._lanes.take_waiting(key):
+                later.nack()
+        following = self._lanes.leave(key)
+        while following is not None and following not in self._leases:
+            following = self._lanes.leave(key)
+        if following is None:
+            self._lane_owners.pop(key, None)
+        else:
+            self._lane_owners[key] = following
+            self._turn.append(following)
+            self.drain_soon()
+
+    # Leases end or are renewed.
+
+    def _on_alarm(self) -> float | None:
+        now = self._clock.monotonic()
+        extension = self._options.lease_extension
+        renewals = self._leases.pop_renewals(now, extension.max_total if extension else 0.0)
+        if renewals and extension is not None:
+            ends = now + self.ack_deadline
+            self._leases.prolong([message.ack_id for message, _ in renewals], ends)
+            for message, since in renewals:
+                self._settler.add(Settlement(message.ack_id, Verb.EXTEND, self.ack_deadline))
+                self._leases.renew([message], since, now + extension.pause())
+        self._expire(self._leases.pop_expired(now))
+        return self._leases.next()
+
+    def _expire(self, messages: Sequence[Message]) -> None:
+        """The broker will deliver these again; what we hold of them is stale."""
+        for message in messages:
+            if self.expired is not None:
+                self.expired.append(message.id)
+            self.window.release(1, message.length)
+            if not self.pool.is_running(message):
+                self._leave_lane(message, failed=True)
+        if messages:
+            self._held = deque(m for m in self._held if m in self._leases)
+            self._turn = deque(m for m in self._turn if m in self._leases)
+            self.drain_soon()
+            self._on_change()
+
+    # The end.
+
+    async def abandon(self, grace: float) -> None:
+        """Cancel the handlers that still run and give back every message that is left. Waits
+        up to `grace` seconds for handlers that refuse to end."""
+        self._cancelling = True
+        running = {task for task in self._tasks if not task.done()}
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=grace)
+        # Not `message.nack()`: whoever still has the message must be told when settling it.
+        for message in self._leases:
+            self._settler.add(Settlement(message.ack_id, Verb.NACK, 0.0))
+
+    def close(self) -> None:
+        """Forget everything. Verbs of its messages fail from here on."""
+        self._closed = True
+        self._alarm.cancel()
+        self._leases.clear()
+        self._held.clear()
+        self._turn.clear()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        # Owned here: `close` cancels every task and waits for it.
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
