@@ -1,0 +1,52 @@
+"""Reliable messaging and job pipelines for Python, from one process to a cluster."""
+
+from penstock import errors
+from penstock.broker import (
+    Capabilities,
+    DeadLetterPolicy,
+    RetryPolicy,
+    SubscriptionStatus,
+    TopicStatus,
+)
+from penstock.clock import PreciseTime
+from penstock.connect import connect
+from penstock.errors import PenstockError
+from penstock.flow import Backoff, FlowControl
+from penstock.message import AckResponse, Draft, Message, Receipt
+from penstock.pubsub import PubSub, Topic
+from penstock.subscribing import (
+    CloseReport,
+    LeaseExtension,
+    MessageStream,
+    Streaming,
+    SubscriberOptions,
+    Subscription,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AckResponse",
+    "Backoff",
+    "Capabilities",
+    "CloseReport",
+    "DeadLetterPolicy",
+    "Draft",
+    "FlowControl",
+    "LeaseExtension",
+    "Message",
+    "MessageStream",
+    "PenstockError",
+    "PreciseTime",
+    "PubSub",
+    "Receipt",
+    "RetryPolicy",
+    "Streaming",
+    "SubscriberOptions",
+    "Subscription",
+    "SubscriptionStatus",
+    "Topic",
+    "TopicStatus",
+    "connect",
+    "errors",
+]

@@ -1,0 +1,28 @@
+"""From an address to a broker. Adapters are imported only when asked for."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from penstock.broker import Broker
+from penstock.clock import Clock
+from penstock.errors import InvalidArgumentError
+
+
+async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Broker:
+    """The broker at `url`, ready to use; `aclose()` it when done.
+
+    memory://    inside this process
+    """
+    clock = clock or Clock()
+    if not isinstance(url, str):
+        raise InvalidArgumentError(f"A broker's address must be text, not {type(url).__name__}")
+    scheme = urlsplit(url).scheme
+    match scheme:
+        case "memory":
+            from penstock.brokers.memory import MemoryBroker
+
+            return MemoryBroker(clock)
+        case _:
+            # Only the scheme is shown: the rest may hold a password.
+            raise InvalidArgumentError(f"No broker for {scheme or 'no'}://; known: memory://")

@@ -1,0 +1,176 @@
+"""The client: one connection, and handles on the topics and subscriptions behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+from penstock.broker import Broker, TopicConfig, TopicStatus, check_name
+from penstock.clock import Clock
+from penstock.connect import connect
+from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
+from penstock.message import Draft, PublishFault
+from penstock.subscribing import Subscription
+
+
+class PubSub:
+    """A client of one broker.
+
+    Connects to `url` when first used or entered, or uses the `broker` it is given. Closing it
+    closes every subscription opened through it, then the connection.
+    """
+
+    def __init__(
+        self,
+        url: str = "memory://",
+        *,
+        broker: Broker | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not isinstance(url, str) or "://" not in url:
+            raise InvalidArgumentError(
+                f"PubSub takes an address such as 'memory://', not a {type(url).__name__} "
+                "without '://'"
+            )
+        self._url = url
+        self._clock = clock or Clock()
+        self._connection = broker
+        self._connecting = asyncio.Lock()
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.broker()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def topic(self, name: str) -> Topic:
+        """A handle; the topic need not exist yet."""
+        self._check_open()
+        return Topic(self, name)
+
+    def subscription(self, name: str, *, topic: str | None = None, **options: Any) -> Subscription:
+        """A handle; `topic` is needed only to create it. Options: see `Subscription`."""
+        self._check_open()
+        if topic is not None:
+            check_name("Topic", topic)
+        handle = Subscription(name, topic=topic, broker=self.broker, clock=self._clock, **options)
+        self._subscriptions.add(handle)
+        return handle
+
+    async def topics(self) -> Sequence[str]:
+        return await (await self.broker()).admin.list_topics()
+
+    async def subscriptions(self) -> Sequence[str]:
+        return await (await self.broker()).admin.list_subscriptions()
+
+    async def delete_snapshot(self, snapshot: str) -> None:
+        await (await self.broker()).admin.delete_snapshot(snapshot)
+
+    async def broker(self) -> Broker:
+        """The connection, made on first use."""
+        self._check_open()
+        if self._connection is None:
+            async with self._connecting:
+                if self._connection is None:
+                    self._connection = await connect(self._url, clock=self._clock)
+        return self._connection
+
+    async def aclose(self, *, timeout: float | None = None) -> None:
+        """Close what was opened through this client, then disconnect. Idempotent.
+
+        `timeout` bounds the wait for handlers, as in `Subscription.close`.
+        """
+        opened = [handle for handle in self._subscriptions if handle.stream is not None]
+        await asyncio.gather(*(handle.close(timeout=timeout) for handle in opened))
+        self._closed = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.aclose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("This PubSub client is closed; make a new one")
+
+
+class Topic:
+    """Where messages are published. Made by `pubsub.topic(name)`; it may or may not exist."""
+
+    __slots__ = ("_name", "_pubsub")
+
+    def __init__(self, pubsub: PubSub, name: str) -> None:
+        self._pubsub = pubsub
+        self._name = check_name("Topic", name)
+
+    def __repr__(self) -> str:
+        return f"<Topic {self._name!r}>"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def create(
+        self, *, message_retention: float = 0.0, duplicate_window: float = 120.0
+    ) -> Topic:
+        """Create it in the broker.
+
+        `message_retention`: seconds to keep every message for replay, acked or not.
+        `duplicate_window`: seconds within which a message id is stored once.
+        """
+        config = TopicConfig(
+            name=self._name,
+            message_retention=message_retention,
+            duplicate_window=duplicate_window,
+        )
+        await (await self._pubsub.broker()).admin.create_topic(config)
+        return self
+
+    async def delete(self) -> None:
+        """Delete it. Its subscriptions deliver what they hold, then fail."""
+        await (await self._pubsub.broker()).admin.delete_topic(self._name)
+
+    async def exists(self) -> bool:
+        try:
+            await self.describe()
+        except NotFoundError:
+            return False
+        return True
+
+    async def describe(self) -> TopicStatus:
+        return await (await self._pubsub.broker()).admin.describe_topic(self._name)
+
+    def subscription(self, name: str, **options: Any) -> Subscription:
+        """A handle on a subscription of this topic. Options: see `Subscription`."""
+        return self._pubsub.subscription(name, topic=self._name, **options)
+
+    async def publish_message(
+        self,
+        data: bytes | bytearray | memoryview = b"",
+        attributes: Mapping[str, str] | None = None,
+        ordering_key: str | None = None,
+        *,
+        message_id: str | None = None,
+        subject: str | None = None,
+    ) -> str:
+        """Publish one message; returns its id once the broker has stored it.
+
+        With a `message_id` of your own, repeating the call within the topic's duplicate window
+        stores it once.
+        """
+        draft = Draft.of(data, attributes, ordering_key, message_id, subject)
+        broker = self._pubsub._connection or await self._pubsub.broker()
+        answers = await broker.publish(self._name, (draft,))
+        answer = answers[0]
+        if isinstance(answer, PublishFault):
+            raise answer.error
+        return answer.message_id

@@ -1,0 +1,81 @@
+"""Creating, deleting, describing."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import AlreadyExistsError, NotFoundError
+from penstock.message import Verb
+from penstock.testing.conformance.harness import Scene, behaviour
+
+
+class Administering:
+    @behaviour()
+    async def test_what_exists_is_listed_and_described(self, scene: Scene) -> None:
+        topic, sub = await scene.pair(ack_deadline=42)
+        assert topic.name in await scene.pubsub.topics()
+        assert sub.name in await scene.pubsub.subscriptions()
+        assert (await topic.describe()).subscriptions == (sub.name,)
+        config = (await sub.describe()).config
+        assert (config.topic, config.ack_deadline) == (topic.name, 42)
+        assert await topic.exists() and await sub.exists()
+
+    @behaviour()
+    async def test_creating_twice_fails_and_changes_nothing(self, scene: Scene) -> None:
+        topic, sub = await scene.pair()
+        await topic.publish_message(b"kept")
+        with pytest.raises(AlreadyExistsError, match=topic.name):
+            await topic.create()
+        with pytest.raises(AlreadyExistsError, match=sub.name):
+            await sub.create()
+        assert [d.record.data for d in await scene.pull(sub)] == [b"kept"]
+
+    @behaviour()
+    async def test_what_does_not_exist_cannot_be_used(self, scene: Scene) -> None:
+        topic = scene.pubsub.topic(scene.name("missing"))
+        sub = topic.subscription(scene.name("missing"))
+        for attempt in (topic.delete, topic.describe, sub.create, sub.delete, sub.describe):
+            with pytest.raises(NotFoundError, match="missing"):
+                await attempt()
+        with pytest.raises(NotFoundError):
+            await scene.pull(sub)
+        assert not await topic.exists() and not await sub.exists()
+
+    @behaviour("backlog")
+    async def test_the_backlog_counts_what_is_not_acked(self, scene: Scene) -> None:
+        topic, sub = await scene.pair()
+        assert (await sub.describe()).oldest_age == 0
+        for n in range(5):
+            await topic.publish_message(b"%d" % n)
+        await scene.seconds(1)
+        [first, second] = await scene.pull(sub, 2)
+        await scene.settle(sub, first, Verb.ACK)
+        status = await sub.describe()
+        assert status.backlog == 4
+        assert status.leased == 1
+        assert 0.9 * scene.second <= status.oldest_age <= 10 * scene.second
+        await scene.settle(sub, second, Verb.NACK)
+        assert (await sub.describe()).backlog == 4
+
+    @behaviour()
+    async def test_a_deleted_subscription_takes_its_backlog_with_it(self, scene: Scene) -> None:
+        topic, sub = await scene.pair()
+        await topic.publish_message(b"lost")
+        await sub.delete()
+        await sub.create()
+        await topic.publish_message(b"new")
+        assert [d.record.data for d in await scene.pull(sub)] == [b"new"]
+
+    @behaviour()
+    async def test_a_subscription_outlives_its_topic_until_it_is_drained(
+        self, scene: Scene
+    ) -> None:
+        topic, sub = await scene.pair()
+        await topic.publish_message(b"kept")
+        await topic.delete()
+        [delivery] = await scene.pull(sub)
+        await scene.settle(sub, delivery, Verb.NACK)
+        [delivery] = await scene.pull(sub)
+        await scene.settle(sub, delivery, Verb.ACK)
+        with pytest.raises(NotFoundError, match=topic.name):
+            await scene.pull(sub)

@@ -1,0 +1,41 @@
+"""pytest plugin: `async def` tests marked `virtual_time` or `real_time` just run.
+
+    @pytest.mark.virtual_time      # an hour of deadlines in no time
+    async def test_…(): …
+
+Tests without these marks are left to whatever else runs async tests.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for mark, meaning in (
+        ("virtual_time", "run this async test on a loop with virtual time"),
+        ("real_time", "run this async test on a plain event loop"),
+    ):
+        config.addinivalue_line("markers", f"{mark}: {meaning}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    run = _runner(pyfuncitem)
+    if run is None or not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+def _runner(item: pytest.Item) -> Callable[[Coroutine[Any, Any, Any]], Any] | None:
+    from penstock.testing.clock import run_real, run_virtual
+
+    if item.get_closest_marker("real_time"):
+        return run_real
+    return run_virtual if item.get_closest_marker("virtual_time") else None
