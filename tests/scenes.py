@@ -1,0 +1,25 @@
+"""The setting most tests share: a client in virtual time, a topic, a subscription."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from penstock import PubSub, Subscription, Topic
+from penstock.testing import VirtualClock
+
+
+@asynccontextmanager
+async def orders(**options: Any) -> AsyncIterator[tuple[Topic, Subscription]]:
+    """Topic 'orders' with subscription 'billing', in memory."""
+    async with PubSub(clock=VirtualClock()) as pubsub:
+        topic = await pubsub.topic("orders").create()
+        yield topic, await topic.subscription("billing", **options).create()
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def publish(topic: Topic, count: int, **options: Any) -> list[str]:
+    return [await topic.publish_message(b"%d" % n, **options) for n in range(count)]
