@@ -293,3 +293,18 @@ async def test_there_is_one_timer_whatever_is_on_loan():
         await asyncio.sleep(0.01)
     assert len(loop._scheduled) <= 3
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_log_that_was_dropped_begins_anew():
+    broker = await make()
+    keeper = SubscriptionConfig(name="keeper", topic="topic", retain_acked_messages=True)
+    await broker.admin.create_subscription(keeper)
+    await publish(broker, "1", "2")
+    await broker.admin.delete_subscription("keeper")
+    await publish(broker, "3")
+    await broker.admin.create_subscription(keeper)
+    await publish(broker, "4", "5")
+    extent = await broker.log.extent("topic")
+    assert (extent.first, extent.last) == (4, 5)
+    [batch] = [batch async for batch in broker.log.read("topic", 1, 5)]
+    assert [(r.sequence, r.data) for r in batch] == [(4, b"4"), (5, b"5")]

@@ -4,10 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock import (
-    AckResponse,
-    Backoff,
-)
+from penstock import AckResponse, Backoff, FlowControl, Message
 from penstock.errors import (
     InternalError,
     InvalidArgumentError,
@@ -15,6 +12,7 @@ from penstock.errors import (
     SubscriptionNotFoundError,
     UnavailableError,
 )
+from penstock.message import Settlement, Verb
 from penstock.testing import eventually, settled
 from tests.fakes import FlakyBroker, subscription_on
 from tests.scenes import now, publish
@@ -124,3 +122,45 @@ async def test_a_bug_in_an_adapter_does_not_end_the_stream():
         await publish(topic, 1)
         await eventually(lambda: received)
         assert errors
+
+
+async def test_responses_find_their_settlements_whatever_the_batches():
+    broker = FlakyBroker()
+    flow = FlowControl(max_messages=5000)
+    async with subscription_on(broker, enable_exactly_once_delivery=True, flow_control=flow) as (
+        topic,
+        sub,
+    ):
+        received: list[Message] = []
+        sub.on("message", received.append)
+        sub.open()
+        await publish(topic, 2500)
+        await settled()
+        assert len(received) == 2500
+        lost = {received[7].id, received[1007].id, received[2400].id}
+        for message in received:
+            if message.id in lost:
+                settlement = Settlement(message.ack_id, Verb.ACK)
+                await broker.settle("billing", [settlement])
+        responses = await asyncio.gather(*(m.ack_with_response() for m in received))
+        refused = {
+            m.id
+            for m, response in zip(received, responses, strict=True)
+            if response is AckResponse.INVALID
+        }
+        assert refused == lost
+
+
+async def test_settlements_that_cannot_be_sent_stop_the_pulls():
+    broker = FlakyBroker(settle_failures=[UnavailableError("down")] * 10**6)
+    async with subscription_on(
+        broker, ack_deadline=600, flow_control=FlowControl(max_messages=10)
+    ) as (topic, sub):
+        received = []
+        sub.on("message", lambda m: (received.append(m), m.ack()))
+        sub.open()
+        await publish(topic, 1000)
+        await asyncio.sleep(5)
+        assert len(received) <= 50
+        broker.settle_failures.clear()
+        await eventually(lambda: len(received) == 1000, within=100)

@@ -26,8 +26,8 @@ class InFlight:
     """Hands deliveries to the handler, one of an ordering key at a time, and lets go of them
     when they are settled or their lease ends.
 
-    A message in hand is in the window and has a lease. It waits in `_held` (no room, paused or
-    no handler yet), behind its key in a lane, or in the pool; or its handler has it.
+    A message in hand is in the window and has a lease. It waits behind its key in a lane, in
+    `_held` (no room, paused or no handler yet) or in the pool; or its handler has it.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class InFlight:
         self._leases = LeaseBook()
         self._alarm = Alarm(clock, self._on_alarm)
         self._held: deque[Message] = deque()
-        self._turn: deque[Message] = deque()
         self._lane_owners: dict[str, Message] = {}
         self._lanes: Lanes[Message] | None = None
         self._drain_due = False
@@ -81,7 +80,7 @@ class InFlight:
         if options.message_ordering and self._lanes is None:
             self._lanes = Lanes()
         elif not options.message_ordering and self._lanes is not None:
-            self._turn.extend(self._lanes.clear())
+            self._held.extend(self._lanes.clear())
             self._lane_owners.clear()
             self._lanes = None
         self.drain_soon()
@@ -121,6 +120,8 @@ class InFlight:
         if extension is not None:
             self._leases.renew(messages, now, now + extension.pause())
         self._alarm.set(self._leases.next())
+        if self._lanes is not None:
+            messages = [message for message in messages if self._enter_lane(message)]
         self._held.extend(messages)
         self.drain()
 
@@ -132,31 +133,24 @@ class InFlight:
             return
         # What handlers called here set free is delivered by this very loop.
         self._drain_due = True
-        window, held, turn = self.window, self._held, self._turn
+        window, held = self.window, self._held
         excess = self._options.flow_control.allow_excess_messages
-        while self.flowing:
-            if turn:
-                message = turn.popleft()
-            elif held and (excess or window.messages - len(held) < self._max_delivered):
-                message = held.popleft()
-                if self._lanes is not None and not self._enter_lane(message):
-                    continue
-            else:
+        while held and self.flowing:
+            if not excess and window.messages - len(held) >= self._max_delivered:
                 break
-            self._deliver(message, handler)
+            self._deliver(held.popleft(), handler)
         self._drain_due = False
 
     def drain_soon(self) -> None:
         """Deliver later in this turn of the loop: a settlement must not run the next handler
         inside the one that made it."""
-        if (self._held or self._turn) and not self._drain_due:
+        if self._held and not self._drain_due:
             self._drain_due = True
             asyncio.get_running_loop().call_soon(self.drain)
 
     def give_back_waiting(self) -> list[str]:
         """Nack everything whose handler has not started; returns the ids."""
-        waiting = [*self._turn, *self._held, *self.pool.take_waiting()]
-        self._turn.clear()
+        waiting = [*self._held, *self.pool.take_waiting()]
         self._held.clear()
         if self._lanes is not None:
             waiting += self._lanes.clear()
@@ -264,7 +258,7 @@ class InFlight:
             self._lane_owners.pop(key, None)
         else:
             self._lane_owners[key] = following
-            self._turn.append(following)
+            self._held.append(following)
             self.drain_soon()
 
     # Leases end or are renewed.
@@ -292,7 +286,6 @@ class InFlight:
                 self._leave_lane(message, failed=True)
         if messages:
             self._held = deque(m for m in self._held if m in self._leases)
-            self._turn = deque(m for m in self._turn if m in self._leases)
             self.drain_soon()
             self._on_change()
 
@@ -317,7 +310,6 @@ class InFlight:
         self._alarm.cancel()
         self._leases.clear()
         self._held.clear()
-        self._turn.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         # Owned here: `close` cancels every task and waits for it.

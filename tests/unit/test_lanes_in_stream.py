@@ -1,0 +1,104 @@
+"""Ordering kept by the client, for brokers that send a key's messages ahead.
+
+The subscription is created without ordering, so the broker sends ahead; the stream orders.
+"""
+
+import asyncio
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+from penstock import FlowControl, Message, Streaming
+from tests.scenes import now, orders
+
+
+@asynccontextmanager
+async def sending_ahead(**options):
+    async with orders(**options) as (topic, sub):
+        sub.set_options(message_ordering=True, streaming=Streaming(max_streams=1))
+        yield topic, sub
+
+
+async def publish(topic, *texts):
+    for text in texts:
+        await topic.publish_message(text.encode(), ordering_key="key")
+
+
+async def test_a_nack_brings_the_key_back_from_that_message():
+    async with sending_ahead() as (topic, sub):
+        seen = []
+
+        def handle(message):
+            seen.append((message.data.decode(), message.delivery_attempt))
+            if message.data == b"b" and message.delivery_attempt == 1:
+                message.nack()
+            else:
+                message.ack()
+
+        sub.on("message", handle)
+        await publish(topic, "a", "b", "c", "d")
+        sub.open()
+        await asyncio.sleep(1)
+        assert seen == [("a", 1), ("b", 1), ("b", 2), ("c", 2), ("d", 2)]
+
+
+async def test_a_redelivery_waits_for_the_handler_that_still_has_the_message():
+    async with sending_ahead(ack_deadline=10) as (topic, sub):
+        spans: list[tuple[str, float, float]] = []
+
+        async def handle(message):
+            began = now()
+            await asyncio.sleep(15 if message.delivery_attempt == 1 else 1)
+            spans.append((message.data.decode(), began, now()))
+            message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, "a")
+        await asyncio.sleep(5)
+        await publish(topic, "b")
+        await asyncio.sleep(200)
+        spans.sort(key=lambda span: span[1])
+        for (_, _, ended), (_, began, _) in pairwise(spans):
+            assert began >= ended
+        assert [name for name, _, _ in spans][:2] == ["a", "a"]
+        assert (await sub.describe()).backlog == 0
+
+
+async def test_what_expires_in_its_lane_is_never_handed_over():
+    async with sending_ahead(ack_deadline=10) as (topic, sub):
+        seen: list[Message] = []
+
+        def handle(message):
+            assert sub.stream is not None
+            assert sub.stream.holds(message)
+            seen.append(message)
+            if message.data == b"a":
+                message.modify_ack_deadline(300)
+            else:
+                message.ack()
+
+        sub.on("message", handle)
+        await publish(topic, "a", "b")
+        sub.open()
+        await asyncio.sleep(55)
+        assert len(seen) == 1
+        seen[0].ack()
+        await asyncio.sleep(100)
+        assert [message.data for message in seen] == [b"a", b"b"]
+
+
+async def test_what_expires_in_the_pool_is_never_started():
+    async with orders(ack_deadline=10, flow_control=FlowControl(max_messages=1)) as (topic, sub):
+        starts = []
+
+        async def handle(message):
+            starts.append((message.delivery_attempt, now()))
+            if message.delivery_attempt == 1:
+                await asyncio.sleep(25)
+            message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, "a")
+        await asyncio.sleep(100)
+        assert starts == [(1, 0), (3, 25)]
