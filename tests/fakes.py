@@ -1,12 +1,18 @@
-"""A broker that fails on purpose: the memory broker with faults in front."""
+"""Brokers that fail on purpose: the memory broker with faults in front."""
 
-from collections.abc import AsyncIterator, Sequence
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from penstock import PubSub, Subscription, Topic
+from penstock import Draft, PubSub, Receipt, Subscription, Topic
 from penstock.brokers.memory import MemoryBroker
-from penstock.message import AckResponse, Delivery, Settlement
+from penstock.errors import PenstockError
+from penstock.message import AckResponse, Delivery, PublishFault, Settlement
 from penstock.testing import VirtualClock
 
 
@@ -64,3 +70,48 @@ async def subscription_on(
     async with pubsub:
         topic = await pubsub.topic("orders").create()
         yield topic, await topic.subscription("billing", **options).create()
+
+
+class SlowBroker(MemoryBroker):
+    """Publishing takes `delay` seconds, and each call or draft may fail as `faults` decides."""
+
+    def __init__(self, *, delay: float = 0.0, faults: Faults | None = None) -> None:
+        super().__init__(VirtualClock())
+        self.delay = delay
+        self.faults = faults or (lambda draft, attempt: None)
+        self.calls: list[list[str]] = []
+        self.attempts: Counter[str] = Counter()
+        self.most_at_once = self.at_once = 0
+
+    async def publish(
+        self, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        ids = [str(draft.message_id) for draft in drafts]
+        self.calls.append(ids)
+        self.attempts.update(ids)
+        self.at_once += len(drafts)
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            answers: list[Receipt | PublishFault] = []
+            for draft in drafts:
+                fault = self.faults(draft, self.attempts[str(draft.message_id)])
+                if isinstance(fault, BaseException):
+                    raise fault
+                stored = fault is None or fault.stored
+                answer = (await super().publish(topic, [draft]))[0] if stored else None
+                answers.append(PublishFault(fault.error) if fault else answer)
+            await asyncio.sleep(self.delay)
+            return answers
+        finally:
+            self.at_once -= len(drafts)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A draft is answered with `error`; `stored` says whether it was stored all the same."""
+
+    error: PenstockError
+    stored: bool = False
+
+
+Faults = Callable[[Draft, int], Fault | Exception | None]

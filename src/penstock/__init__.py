@@ -12,7 +12,14 @@ from penstock.clock import PreciseTime
 from penstock.connect import connect
 from penstock.errors import PenstockError
 from penstock.flow import Backoff, FlowControl
-from penstock.message import AckResponse, Draft, Message, Receipt
+from penstock.message import AckResponse, Draft, Expect, Message, Receipt
+from penstock.publishing import (
+    Flight,
+    FlightState,
+    ManagedPublisher,
+    PublisherListener,
+    PublishRetry,
+)
 from penstock.pubsub import PubSub, Topic
 from penstock.subscribing import (
     CloseReport,
@@ -32,13 +39,19 @@ __all__ = [
     "CloseReport",
     "DeadLetterPolicy",
     "Draft",
+    "Expect",
+    "Flight",
+    "FlightState",
     "FlowControl",
     "LeaseExtension",
+    "ManagedPublisher",
     "Message",
     "MessageStream",
     "PenstockError",
     "PreciseTime",
     "PubSub",
+    "PublishRetry",
+    "PublisherListener",
     "Receipt",
     "RetryPolicy",
     "Streaming",

@@ -65,6 +65,8 @@ class Capabilities:
     exactly_once: bool = False
     delivery_attempts: bool = False
     dedupe: bool = False
+    expectations: bool = False
+    ttl: bool = False
     seek: bool = False
     snapshots: bool = False
     replay: bool = False

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, SupportsIndex
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NS = 1_000_000_000
+NS = 1_000_000_000
 
 
 class Clock:
@@ -109,7 +109,7 @@ def _below_us(moment: object) -> int:
 def to_ns(moment: datetime) -> int:
     """Nanoseconds since the epoch of any aware `datetime`, exactly."""
     since = moment - _EPOCH
-    whole = (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
+    whole = (since.days * 86_400 + since.seconds) * NS + since.microseconds * 1000
     return whole + _below_us(moment)
 
 

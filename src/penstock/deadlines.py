@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -51,9 +51,9 @@ class Deadlines(Generic[K]):
         """Forget a key; False when it had no deadline."""
         return self._due.pop(key, None) is not None
 
-    def discard_all(self, keys: Iterable[K]) -> None:
-        for key in keys:
-            self._due.pop(key, None)
+    def due(self, key: K) -> float | None:
+        """When a key falls due; None when it has no deadline."""
+        return self._due.get(key)
 
     def next(self) -> float | None:
         """When to look again: never after the earliest deadline, sometimes before it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,50 +15,68 @@ class Lanes(Generic[T]):
     Memory follows the keys that are busy: a lane ends when its last item leaves.
     """
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("_current", "_queues", "waiting")
 
     def __init__(self) -> None:
-        # None while a lane is busy with nobody behind: most keys never need a queue.
-        self._waiting: dict[str, deque[T] | None] = {}
+        self._current: dict[str, T] = {}
+        self._queues: dict[str, deque[T]] = {}
+        self.waiting = 0
+        """How many items wait behind another."""
 
     def __len__(self) -> int:
         """How many keys are busy."""
-        return len(self._waiting)
+        return len(self._current)
+
+    def current(self, key: str) -> T | None:
+        """The item whose turn it is."""
+        return self._current.get(key)
 
     def enter(self, key: str, item: T) -> bool:
         """True: the lane was free and is now this item's. False: it waits in the lane."""
-        if key not in self._waiting:
-            self._waiting[key] = None
+        if key not in self._current:
+            self._current[key] = item
             return True
-        queue = self._waiting[key]
-        if queue is None:
-            queue = self._waiting[key] = deque()
-        queue.append(item)
+        self._queues.setdefault(key, deque()).append(item)
+        self.waiting += 1
         return False
 
     def leave(self, key: str) -> T | None:
         """The lane's item is done: the next one, whose turn it now is, or None."""
-        if queue := self._waiting.get(key):
-            return queue.popleft()
-        self._waiting.pop(key, None)
-        return None
+        queue = self._queues.get(key)
+        if queue is None:
+            self._current.pop(key, None)
+            return None
+        following = self._current[key] = queue.popleft()
+        self.waiting -= 1
+        if not queue:
+            del self._queues[key]
+        return following
 
-    def waiting(self) -> Iterator[T]:
+    def items_waiting(self) -> Iterator[T]:
         """Everything that waits behind another item."""
-        for queue in self._waiting.values():
-            if queue:
-                yield from queue
+        for queue in self._queues.values():
+            yield from queue
 
     def take_waiting(self, key: str) -> list[T]:
         """Remove and return what waits in one lane; its current item keeps the lane."""
-        queue = self._waiting.get(key)
-        if not queue:
-            return []
-        self._waiting[key] = None
-        return list(queue)
+        queue = self._queues.pop(key, None)
+        self.waiting -= len(queue or ())
+        return list(queue or ())
+
+    def keep_waiting(self, wanted: Callable[[T], bool]) -> None:
+        """Remove what waits and is no longer wanted."""
+        for key, queue in list(self._queues.items()):
+            kept = deque(item for item in queue if wanted(item))
+            self.waiting -= len(queue) - len(kept)
+            if kept:
+                self._queues[key] = kept
+            else:
+                del self._queues[key]
 
     def clear(self) -> list[T]:
         """Free every lane; returns what was waiting."""
-        left = list(self.waiting())
-        self._waiting.clear()
+        left = list(self.items_waiting())
+        self._current.clear()
+        self._queues.clear()
+        self.waiting = 0
         return left

@@ -31,11 +31,25 @@ MAX_ACK_DEADLINE = 600.0
 _control_character = re.compile(r"[\x00-\x1f\x7f]").search
 
 
+class Expect(Struct, frozen=True, gc=False):
+    """What must be true of the topic for a draft to be stored; None expects nothing.
+
+    `last_id`, `last_sequence`: of the topic's last message. `last_subject_sequence`: of the last
+    message on the draft's own subject, 0 for none. `topic`: the topic that stores it.
+    """
+
+    topic: str | None = None
+    last_id: str | None = None
+    last_sequence: int | None = None
+    last_subject_sequence: int | None = None
+
+
 class Draft(Struct, frozen=True, gc=False):
     """A message to be published. Build it with `Draft.of`, which validates.
 
     `message_id` makes a publish safe to repeat: within the topic's duplicate window the broker
     stores it once. `subject` is the place inside the topic, by default the topic's own name.
+    `ttl`: seconds after which the broker may forget it.
     """
 
     data: bytes = b""
@@ -43,6 +57,8 @@ class Draft(Struct, frozen=True, gc=False):
     ordering_key: str | None = None
     message_id: str | None = None
     subject: str | None = None
+    expect: Expect | None = None
+    ttl: float | None = None
 
     @classmethod
     def of(
@@ -52,6 +68,9 @@ class Draft(Struct, frozen=True, gc=False):
         ordering_key: str | None = None,
         message_id: str | None = None,
         subject: str | None = None,
+        *,
+        expect: Expect | None = None,
+        ttl: float | None = None,
     ) -> Draft:
         """A draft every broker accepts, or `InvalidArgumentError`."""
         if type(data) is not bytes:
@@ -68,7 +87,19 @@ class Draft(Struct, frozen=True, gc=False):
             _check_text("Message id", message_id, MAX_MESSAGE_ID_BYTES)
         if subject is not None:
             _check_text("Subject", subject, MAX_ATTRIBUTE_VALUE_BYTES)
-        return cls(data, attributes, ordering_key or None, message_id or None, subject or None)
+        if expect is not None and not isinstance(expect, Expect):
+            raise InvalidArgumentError(f"expect must be an Expect, not {type(expect).__name__}")
+        if ttl is not None and not (isinstance(ttl, int | float) and ttl >= 1):
+            raise InvalidArgumentError(f"ttl must be at least 1 second, not {ttl!r}")
+        return cls(
+            data,
+            attributes,
+            ordering_key or None,
+            message_id or None,
+            subject or None,
+            expect,
+            ttl,
+        )
 
     def __repr__(self) -> str:
         return f"<Draft {len(self.data)} bytes, id {self.message_id!r}>"
@@ -130,6 +161,7 @@ class Verb(Enum):
     NACK = "nack"
     EXTEND = "extend"
     REJECT = "reject"
+    RELEASE = "release"
 
 
 class Settlement(Struct, frozen=True, gc=False):
@@ -137,7 +169,8 @@ class Settlement(Struct, frozen=True, gc=False):
 
     ack: done with it. nack: bring it back, after `seconds` (None: as the retry policy says).
     extend: `seconds` more from now. reject: never again; it goes to the dead letters if the
-    subscription has any.
+    subscription has any. release: nobody has looked at it; bring it back at once and, where the
+    broker can, without counting an attempt.
     """
 
     ack_id: str

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakSet
 
 from penstock.broker import Broker, TopicConfig, TopicStatus, check_name
 from penstock.clock import Clock
@@ -20,7 +19,7 @@ class PubSub:
     """A client of one broker.
 
     Connects to `url` when first used or entered, or uses the `broker` it is given. Closing it
-    closes every subscription opened through it, then the connection.
+    closes every subscription opened through it, then the connection it made.
     """
 
     def __init__(
@@ -38,8 +37,10 @@ class PubSub:
         self._url = url
         self._clock = clock or Clock()
         self._connection = broker
+        self._owns_connection = broker is None
         self._connecting = asyncio.Lock()
-        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._opened: set[Subscription] = set()
+        self._closing: asyncio.Task[None] | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -54,6 +55,10 @@ class PubSub:
     ) -> None:
         await self.aclose()
 
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
     def topic(self, name: str) -> Topic:
         """A handle; the topic need not exist yet."""
         self._check_open()
@@ -64,9 +69,14 @@ class PubSub:
         self._check_open()
         if topic is not None:
             check_name("Topic", topic)
-        handle = Subscription(name, topic=topic, broker=self.broker, clock=self._clock, **options)
-        self._subscriptions.add(handle)
-        return handle
+        return Subscription(
+            name,
+            topic=topic,
+            broker=self.broker,
+            clock=self._clock,
+            opened=self._opened,
+            **options,
+        )
 
     async def topics(self) -> Sequence[str]:
         return await (await self.broker()).admin.list_topics()
@@ -79,9 +89,9 @@ class PubSub:
 
     async def broker(self) -> Broker:
         """The connection, made on first use."""
-        self._check_open()
         if self._connection is None:
             async with self._connecting:
+                self._check_open()
                 if self._connection is None:
                     self._connection = await connect(self._url, clock=self._clock)
         return self._connection
@@ -89,17 +99,35 @@ class PubSub:
     async def aclose(self, *, timeout: float | None = None) -> None:
         """Close what was opened through this client, then disconnect. Idempotent.
 
-        `timeout` bounds the wait for handlers, as in `Subscription.close`.
+        `timeout` bounds the wait for handlers, as in `Subscription.close`. Cancelling the caller
+        does not stop the closing.
         """
-        opened = [handle for handle in self._subscriptions if handle.stream is not None]
-        await asyncio.gather(*(handle.close(timeout=timeout) for handle in opened))
-        self._closed = True
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.aclose()
+        caller = asyncio.current_task()
+        if self._closing is None:
+            # Owned by whoever awaits aclose(); shielded, so that it always completes.
+            self._closing = asyncio.get_running_loop().create_task(self._close(caller, timeout))
+        elif timeout is not None:
+            await self._close_subscriptions(caller, timeout)
+        await asyncio.shield(self._closing)
+
+    async def _close(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> None:
+        try:
+            await self._close_subscriptions(caller, timeout)
+        finally:
+            self._closed = True
+            async with self._connecting:
+                connection, self._connection = self._connection, None
+            if connection is not None and self._owns_connection:
+                await connection.aclose()
+
+    async def _close_subscriptions(
+        self, caller: asyncio.Task[Any] | None, timeout: float | None
+    ) -> None:
+        opened = list(self._opened)
+        await asyncio.gather(*(handle.close_for(caller, timeout) for handle in opened))
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closing is not None or self._closed:
             raise ClosedError("This PubSub client is closed; make a new one")
 
 

@@ -7,15 +7,15 @@ import pytest
 from penstock import (
     AckResponse,
     FlowControl,
+    LeaseExtension,
     Message,
     MessageStream,
     PubSub,
     Streaming,
 )
-from penstock.errors import (
-    ClosedError,
-)
+from penstock.errors import ClosedError, SubscriptionNotFoundError, UnavailableError
 from penstock.testing import VirtualClock, settled
+from tests.fakes import FlakyBroker, subscription_on
 from tests.scenes import now, orders, publish
 
 
@@ -39,7 +39,7 @@ async def test_close_with_a_deadline_cancels_nacks_and_reports():
         began = now()
         report = await sub.close(timeout=5)
         assert now() - began == pytest.approx(5)
-        assert sorted(report.unfinished) == sorted(cancelled) == ids
+        assert sorted(report.unfinished) == sorted(report.cancelled) == sorted(cancelled) == ids
         assert not report.clean
         assert errors == []
         status = await sub.describe()
@@ -136,7 +136,8 @@ async def test_a_handler_that_never_ends_cannot_hold_up_close_for_ever():
         await settled()
         report = await sub.close()
         assert now() <= 20
-        assert report.unfinished == (message_id,)
+        assert report.cancelled == (message_id,)
+        assert report.unfinished == ()
         await asyncio.sleep(100)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
@@ -219,7 +220,7 @@ async def test_settling_after_close_is_an_error_not_a_silent_loss():
         await sub.close(timeout=0)
         [message] = received
         for verb in (message.ack, message.nack, message.reject):
-            with pytest.raises(ClosedError, match=r"'billing' is closed.*'1'") as caught:
+            with pytest.raises(ClosedError, match=r"'billing' is closed.*-1'") as caught:
                 verb()
             assert caught.value.code == 9
         with pytest.raises(ClosedError):
@@ -270,3 +271,139 @@ async def test_nothing_is_left_running_after_the_client_is_closed():
         await settled()
     await settled()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_handler_may_close_its_own_client():
+    pubsub = PubSub(clock=VirtualClock())
+    topic = await pubsub.topic("orders").create()
+    sub = await topic.subscription("billing").create()
+
+    async def handle(message):
+        message.ack()
+        await pubsub.aclose()
+
+    sub.on("message", handle)
+    sub.open()
+    await publish(topic, 1)
+    await settled()
+    assert now() == 0
+    with pytest.raises(ClosedError):
+        await topic.describe()
+
+
+@pytest.mark.parametrize("acks_first", [True, False])
+async def test_a_handler_may_close_its_own_subscription(acks_first):
+    async with orders(lease_extension=LeaseExtension()) as (topic, sub):
+        reports = []
+
+        async def handle(message):
+            if acks_first:
+                message.ack()
+            reports.append(await sub.close())
+
+        sub.on("message", handle)
+        sub.open()
+        [message_id] = await publish(topic, 1)
+        await settled()
+        await asyncio.sleep(1)
+        assert now() == 1
+        [report] = reports
+        assert report.unfinished == (() if acks_first else (message_id,))
+        assert report.cancelled == ()
+        assert (await sub.describe()).backlog == (0 if acks_first else 1)
+
+
+async def test_a_handler_gets_its_time_after_a_late_ack():
+    async with orders(lease_extension=LeaseExtension()) as (topic, sub):
+        cleaned = []
+
+        async def handle(message):
+            await asyncio.sleep(100)
+            message.ack()
+            await asyncio.sleep(30)
+            cleaned.append(message)
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, 1)
+        await settled()
+        assert (await sub.close()).clean
+        assert cleaned
+
+
+async def test_closing_ends_every_stream_of_the_subscription():
+    async with orders() as (topic, sub):
+        finished = []
+
+        async def handle(message):
+            await asyncio.sleep(5)
+            finished.append(message)
+            message.ack()
+
+        sub.on("message", handle)
+        stream = MessageStream(sub)
+        stream.start()
+        await publish(topic, 2)
+        await settled()
+        assert (await sub.close()).clean
+        assert len(finished) == 2
+        assert not stream.active
+
+
+async def test_a_subscription_can_be_opened_again_from_its_error_listener():
+    async with orders() as (topic, sub):
+        received = []
+
+        @sub.on("error")
+        async def reopen(error):
+            if not isinstance(error, SubscriptionNotFoundError):
+                return
+            await sub.create()
+            sub.open()
+
+        sub.on("message", lambda m: (received.append(m), m.ack()))
+        sub.open()
+        await settled()
+        await sub.delete()
+        await settled()
+        await publish(topic, 1)
+        await settled()
+        assert len(received) == 1
+
+
+async def test_cancelling_the_caller_of_aclose_does_not_leave_the_client_open():
+    pubsub = PubSub(clock=VirtualClock())
+    topic = await pubsub.topic("orders").create()
+    sub = await topic.subscription("billing").create()
+    acked = []
+
+    async def handle(message):
+        await asyncio.sleep(30)
+        message.ack()
+        acked.append(message)
+
+    sub.on("message", handle)
+    sub.open()
+    await publish(topic, 1)
+    await settled()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(pubsub.aclose(), 1)
+    await asyncio.sleep(60)
+    assert acked
+    with pytest.raises(ClosedError):
+        await topic.describe()
+
+
+async def test_unsent_settlements_are_counted_in_the_report():
+    broker = FlakyBroker()
+    async with subscription_on(broker) as (topic, sub):
+        received = []
+        sub.on("message", received.append)
+        sub.open()
+        await publish(topic, 500)
+        await settled()
+        broker.settle_failures = [UnavailableError("down")] * 10**6
+        for message in received:
+            message.ack()
+        report = await sub.close(timeout=1)
+        assert report.unsent == 500

@@ -4,11 +4,9 @@ import asyncio
 import contextvars
 import logging
 
-from penstock import (
-    Message,
-)
+from penstock import FlowControl, Message, Streaming
 from penstock.testing import settled
-from tests.scenes import orders, publish
+from tests.scenes import now, orders, publish
 
 
 async def test_a_handler_that_raises_nacks_and_emits_error_and_the_stream_goes_on():
@@ -24,11 +22,11 @@ async def test_a_handler_that_raises_nacks_and_emits_error_and_the_stream_goes_o
         sub.on("message", handle)
         sub.on("error", errors.append)
         sub.open()
-        await publish(topic, 3)
+        ids = await publish(topic, 3)
         await settled()
         assert len(received) == 6
         assert [type(error) for error in errors] == [ValueError] * 3
-        assert "Handling message '1' of 'billing'" in errors[0].__notes__
+        assert f"Handling message '{ids[0]}' of 'billing'" in errors[0].__notes__
         assert (await sub.describe()).backlog == 0
 
 
@@ -261,3 +259,155 @@ async def test_async_with_acks_on_success_and_nacks_on_error():
         await publish(topic, 1)
         await asyncio.sleep(100)
         assert attempts == [1, 2]
+
+
+async def test_a_lower_limit_retires_workers_and_the_rest_go_on():
+    async with orders(flow_control=FlowControl(max_messages=100)) as (topic, sub):
+        done = []
+
+        async def handle(message):
+            await asyncio.sleep(0.1)
+            done.append(message)
+            message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, 100)
+        await asyncio.sleep(5)
+        sub.set_options(flow_control=FlowControl(max_messages=10))
+        await publish(topic, 30)
+        await asyncio.sleep(1)
+        assert len(done) == 130
+
+
+async def test_a_handler_whose_task_is_cancelled_fails_alone():
+    async with orders(flow_control=FlowControl(max_messages=1)) as (topic, sub):
+        tasks, seen, errors = [], [], []
+
+        async def handle(message):
+            seen.append((message.data, now()))
+            message.ack()
+            if message.data == b"0":
+                tasks.append(asyncio.current_task())
+                await asyncio.sleep(1000)
+
+        sub.on("message", handle)
+        sub.on("error", errors.append)
+        sub.open()
+        await publish(topic, 2)
+        await settled()
+        tasks[0].cancel()
+        await settled()
+        assert seen == [(b"0", 0), (b"1", 0)]
+        assert len(errors) == 1
+
+
+async def test_a_worker_cancelled_before_its_first_step_is_replaced():
+    async with orders() as (topic, sub):
+        seen = []
+
+        async def handle(message):
+            seen.append(message.data)
+            message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        await settled()
+        before = asyncio.all_tasks()
+        await publish(topic, 1)
+        started: set[asyncio.Task] = set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+            if started := asyncio.all_tasks() - before:
+                break
+        started.pop().cancel()
+        await publish(topic, 3)
+        await settled()
+        assert sorted(seen) == [b"0", b"0", b"1", b"2"]
+
+
+async def test_what_a_settlement_sets_free_does_not_see_the_settlers_context():
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+    flow = FlowControl(max_messages=1)
+    async with orders(flow_control=flow) as (topic, sub):
+        sub.set_options(streaming=Streaming(max_streams=1, high_water_mark=5))
+        seen = []
+
+        async def handle(message):
+            seen.append(variable.get())
+            variable.set("leaked")
+            sub.pause()
+            sub.resume()
+            await asyncio.sleep(1)
+            message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, 10)
+        await asyncio.sleep(20)
+        assert seen == ["unset"] * 10
+
+
+async def test_listeners_may_come_and_go_while_messages_are_delivered():
+    async with orders() as (topic, sub):
+        seen = []
+
+        def once(message):
+            seen.append("once")
+            sub.off("message", once)
+
+        def always(message):
+            seen.append("always")
+            message.ack()
+
+        sub.on("message", once)
+        sub.on("message", always)
+        sub.open()
+        await publish(topic, 2)
+        await settled()
+        assert seen == ["once", "always", "always"]
+
+
+async def test_one_of_several_listeners_that_raises_leaves_no_work_behind():
+    async with orders(ack_deadline=1) as (topic, sub):
+        errors = []
+
+        async def first(message):
+            await asyncio.sleep(0)
+
+        def second(message):
+            if message.delivery_attempt == 1:
+                raise ValueError("boom")
+            message.ack()
+
+        sub.on("message", first)
+        sub.on("message", second)
+        sub.on("error", errors.append)
+        sub.open()
+        await publish(topic, 1)
+        await asyncio.sleep(0.5)
+        assert errors
+        await sub.close(timeout=0, nack_waiting=True)
+
+
+async def test_a_listener_that_raises_cancelled_error_stops_nothing():
+    async with orders() as (topic, sub):
+
+        def cancelled(error):
+            raise asyncio.CancelledError
+
+        seen = []
+
+        def handle(message):
+            seen.append(message.delivery_attempt)
+            if message.delivery_attempt < 9:
+                raise ValueError("boom")
+            message.ack()
+
+        sub.on("error", cancelled)
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, 1)
+        await settled()
+        await asyncio.sleep(1)
+        assert seen == list(range(1, 10))

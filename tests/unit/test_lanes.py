@@ -10,7 +10,8 @@ def test_the_first_of_a_key_goes_and_the_others_wait():
     assert not lanes.enter("a", 2)
     assert lanes.enter("b", 3)
     assert not lanes.enter("a", 4)
-    assert list(lanes.waiting()) == [2, 4]
+    assert list(lanes.items_waiting()) == [2, 4]
+    assert lanes.waiting == 2
     assert lanes.leave("a") == 2
     assert lanes.leave("a") == 4
     assert lanes.leave("a") is None
@@ -31,6 +32,16 @@ def test_taking_what_waits_keeps_the_lane_for_its_item():
     assert lanes.take_waiting("a") == [1, 2]
     assert not lanes.enter("a", 3)
     assert lanes.leave("a") == 3
+
+
+def test_what_is_no_longer_wanted_leaves_its_lane():
+    lanes: Lanes[int] = Lanes()
+    for n in range(6):
+        lanes.enter("ab"[n % 2], n)
+    lanes.keep_waiting(lambda n: n == 5)
+    assert lanes.waiting == 1
+    assert lanes.leave("a") is None
+    assert lanes.leave("b") == 5
 
 
 def test_clearing_frees_every_lane():
@@ -60,4 +71,5 @@ def test_each_key_is_served_in_order_one_at_a_time(keys):
     for key in "abc":
         mine = [item for item in served if item[0] == key]
         assert mine == sorted(mine)
-    assert set(running) == {k for k in "abc" if k in lanes._waiting}
+    assert set(running) == {k for k in "abc" if lanes.current(k) is not None}
+    assert lanes.waiting == len(list(lanes.items_waiting()))

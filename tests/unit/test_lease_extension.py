@@ -104,3 +104,50 @@ async def test_a_lease_lost_at_the_broker_is_let_go_of():
         assert sub.stream is not None
         assert sub.stream.statistics().messages == 0
         assert await received[0].ack_with_response() is AckResponse.INVALID
+
+
+async def test_extension_comes_in_time_however_short_the_deadline():
+    async with orders(ack_deadline=10, lease_extension=LeaseExtension()) as (topic, sub):
+        attempts = []
+
+        async def handle(message):
+            attempts.append(message.delivery_attempt)
+            await asyncio.sleep(60)
+            message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, 1)
+        await asyncio.sleep(200)
+        assert attempts == [1]
+
+
+async def test_extension_never_shortens_a_deadline_the_handler_set():
+    extension = LeaseExtension(interval=20, jitter=0)
+    async with orders(lease_extension=extension) as (topic, sub):
+        times = []
+
+        async def handle(message):
+            times.append(now())
+            if len(times) == 1:
+                message.modify_ack_deadline(300)
+                await asyncio.sleep(25)
+            else:
+                message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, 1)
+        await asyncio.sleep(1000)
+        assert times == pytest.approx([0, 300])
+
+
+async def test_extension_can_be_switched_off():
+    async with orders(ack_deadline=10, lease_extension=LeaseExtension(interval=5)) as (topic, sub):
+        received = []
+        sub.on("message", received.append)
+        sub.set_options(lease_extension=None)
+        sub.open()
+        await publish(topic, 1)
+        await asyncio.sleep(15)
+        assert len(received) == 2

@@ -15,6 +15,7 @@ from penstock.errors import (
     InvalidArgumentError,
     SnapshotNotFoundError,
     SubscriptionNotFoundError,
+    TopicNotFoundError,
 )
 from penstock.message import Delivery, Settlement, Verb
 from penstock.testing import VirtualClock, settled
@@ -308,3 +309,59 @@ async def test_a_log_that_was_dropped_begins_anew():
     assert (extent.first, extent.last) == (4, 5)
     [batch] = [batch async for batch in broker.log.read("topic", 1, 5)]
     assert [(r.sequence, r.data) for r in batch] == [(4, b"4"), (5, b"5")]
+
+
+async def test_retention_holds_also_where_nobody_pulls():
+    broker = await make(message_retention=10)
+    for n in range(100):
+        await publish(broker, str(n))
+        await asyncio.sleep(1)
+    assert len(broker._registry.subscriptions["sub"]._fresh) <= 11
+
+
+async def test_ids_never_meet_those_of_callers_or_of_an_earlier_topic():
+    broker = await make()
+    [first] = await broker.publish("topic", [Draft.of(b"x")])
+    await broker.admin.delete_topic("topic")
+    await broker.admin.create_topic(TopicConfig(name="topic"))
+    [second] = await broker.publish("topic", [Draft.of(b"x")])
+    [third] = await broker.publish("topic", [Draft.of(b"x", message_id="2")])
+    assert len({first.message_id, second.message_id, third.message_id, "1", "2"}) == 4
+
+
+async def test_a_snapshot_does_not_outlive_its_topic_into_another_of_that_name():
+    broker = await make()
+    await publish(broker, "old")
+    await broker.admin.create_snapshot("snapshot", "sub")
+    await broker.admin.delete_topic("topic")
+    with pytest.raises(TopicNotFoundError, match="deleted"):
+        await broker.admin.create_snapshot("another", "sub")
+    await broker.admin.delete_subscription("sub")
+    await broker.admin.create_topic(TopicConfig(name="topic"))
+    await broker.admin.create_subscription(SubscriptionConfig(name="sub", topic="topic"))
+    await publish(broker, "new")
+    with pytest.raises(InvalidArgumentError, match="another topic"):
+        await broker.admin.seek("sub", "snapshot")
+    assert texts(await pull(broker)) == ["new"]
+
+
+async def test_a_released_message_comes_back_without_an_attempt():
+    broker = await make()
+    await publish(broker, "a", "b")
+    for _ in range(3):
+        deliveries = await pull(broker)
+        assert [d.delivery_attempt for d in deliveries] == [1, 1]
+        assert texts(deliveries) == ["a", "b"]
+        await broker.settle("sub", [Settlement(d.ack_id, Verb.RELEASE) for d in deliveries])
+
+
+async def test_what_others_retained_before_it_existed_is_not_a_subscriptions_to_replay():
+    broker = await make(retain_acked_messages=True)
+    await publish(broker, "early")
+    await broker.admin.create_subscription(
+        SubscriptionConfig(name="late", topic="topic", retain_acked_messages=True)
+    )
+    await publish(broker, "after")
+    await broker.admin.seek("late", PreciseTime.from_ns(0))
+    got = await broker.pull("late", max_messages=10, max_bytes=1000, wait=0)
+    assert texts(got) == ["after"]

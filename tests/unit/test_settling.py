@@ -15,7 +15,7 @@ from penstock.errors import (
 from penstock.message import Settlement, Verb
 from penstock.testing import eventually, settled
 from tests.fakes import FlakyBroker, subscription_on
-from tests.scenes import now, publish
+from tests.scenes import now, orders, publish
 
 
 async def test_settlements_are_repeated_through_an_outage():
@@ -164,3 +164,38 @@ async def test_settlements_that_cannot_be_sent_stop_the_pulls():
         assert len(received) <= 50
         broker.settle_failures.clear()
         await eventually(lambda: len(received) == 1000, within=100)
+
+
+@pytest.mark.parametrize("max_messages", [1, 2, 1000])
+async def test_a_long_outage_is_met_with_growing_pauses_whatever_the_window(max_messages):
+    class Down(FlakyBroker):
+        pulls = 0
+
+        async def pull(self, subscription, **limits):
+            self.pulls += 1
+            await asyncio.sleep(0.01)
+            raise UnavailableError("down")
+
+    broker = Down()
+    flow = FlowControl(max_messages=max_messages)
+    async with subscription_on(broker, flow_control=flow) as (_, sub):
+        errors = []
+        sub.on("error", errors.append)
+        sub.open()
+        await asyncio.sleep(120)
+        assert len(errors) < 50
+        assert broker.pulls < 250
+
+
+async def test_settling_again_after_the_subscription_is_gone_still_answers():
+    async with orders() as (topic, sub):
+        received: list[Message] = []
+        stranger = topic._pubsub.subscription("billing")
+        stranger.on("message", received.append)
+        stranger.on("error", lambda error: None)
+        stranger.open()
+        await publish(topic, 1)
+        await settled()
+        await received[0].ack_with_response()
+        await sub.delete()
+        assert await received[0].ack_with_response() is AckResponse.FAILED_PRECONDITION

@@ -49,7 +49,7 @@ class Events:
         for listener in list(self.listeners(event)):
             try:
                 work = listener(*args)
-            except Exception:
+            except (Exception, asyncio.CancelledError):
                 _log.exception("%s: a listener of %r failed", self._owner, event)
             else:
                 if isawaitable(work):

@@ -20,8 +20,8 @@ class HandlerPool:
     """Runs awaitables that handlers returned, at most `limit` at a time.
 
     A task a message would cost more than most handlers do, so workers are kept and take one
-    message after the other. Each message runs in its own copy of the context: what a handler
-    sets in a context variable is not seen by the next.
+    message after the other. Each message runs in its own context: what a handler sets in a
+    context variable is not seen by the next.
     """
 
     def __init__(
@@ -38,19 +38,20 @@ class HandlerPool:
         self._on_done = on_done
         self._waiting: deque[tuple[Message, Awaitable[Any], Context]] = deque()
         self._running: dict[Message, asyncio.Task[None]] = {}
-        self._parked: list[asyncio.Future[None]] = []
+        self._parked: dict[asyncio.Task[None], asyncio.Future[None]] = {}
+        self._starting: set[asyncio.Task[None]] = set()
         self._workers = 0
-        self._starting = 0
 
     @property
-    def busy(self) -> bool:
-        return bool(self._running or self._waiting)
+    def waiting(self) -> int:
+        return len(self._waiting)
 
     def is_running(self, message: Message) -> bool:
         return message in self._running
 
-    def running(self) -> list[Message]:
-        return list(self._running)
+    def running(self) -> dict[Message, asyncio.Task[None]]:
+        """The messages whose handlers run, and the tasks they run on."""
+        return dict(self._running)
 
     def submit(self, message: Message, work: Awaitable[Any], context: Context) -> None:
         self._waiting.append((message, work, context))
@@ -66,49 +67,49 @@ class HandlerPool:
             messages.append(message)
         return messages
 
-    def cancel_running(self) -> None:
-        for task in self._running.values():
-            task.cancel()
-
     def _call_up(self) -> None:
-        while self._parked and self._parked[-1].done():
-            self._parked.pop()
         if self._parked:
-            self._parked.pop().set_result(None)
+            worker, parked = self._parked.popitem()
+            if not parked.done():
+                parked.set_result(None)
         elif self._workers < self.limit:
+            worker = self._spawn(self._work())
+            worker.add_done_callback(self._worker_ended)
             self._workers += 1
-            self._spawn(self._work())
         else:
             return
-        self._starting += 1
+        self._starting.add(worker)
+
+    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
+        """However it ended, also before its first step: what waits must not wait for it."""
+        self._workers -= 1
+        self._starting.discard(worker)
+        self._parked.pop(worker, None)
+        if self._waiting and not self._starting:
+            self._call_up()
 
     async def _work(self) -> None:
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        loop = asyncio.get_running_loop()
-        try:
-            while True:
-                self._starting -= 1
-                while self._waiting and self._workers <= self.limit:
-                    message, work, context = self._waiting.popleft()
-                    if not self._wanted(message):
-                        _discard(work)
-                        self._on_done(message, None)
-                        continue
-                    for _ in range(min(_CALL_UP, len(self._waiting)) - self._starting):
-                        self._call_up()
-                    await self._run(task, message, work, context)
-                if self._workers > self.limit:
-                    return
-                parked = loop.create_future()
-                self._parked.append(parked)
-                await parked
-        finally:
-            self._workers -= 1
+        worker = cast("asyncio.Task[None]", asyncio.current_task())
+        while True:
+            self._starting.discard(worker)
+            while self._waiting and self._workers <= self.limit:
+                message, work, context = self._waiting.popleft()
+                if not self._wanted(message):
+                    _discard(work)
+                    self._on_done(message, None)
+                    continue
+                for _ in range(min(_CALL_UP, len(self._waiting)) - len(self._starting)):
+                    self._call_up()
+                await self._run(worker, message, work, context)
+            if self._workers > self.limit:
+                return
+            self._parked[worker] = parked = asyncio.get_running_loop().create_future()
+            await parked
 
     async def _run(
-        self, task: asyncio.Task[None], message: Message, work: Awaitable[Any], context: Context
+        self, worker: asyncio.Task[None], message: Message, work: Awaitable[Any], context: Context
     ) -> None:
-        self._running[message] = task
+        self._running[message] = worker
         failure: BaseException | None = None
         try:
             await _InContext(work, context)
@@ -119,7 +120,7 @@ class HandlerPool:
         finally:
             del self._running[message]
         self._on_done(message, failure)
-        if task.cancelling():
+        if worker.cancelling():
             # Somebody wants this task to end, not only its handler.
             raise asyncio.CancelledError
 

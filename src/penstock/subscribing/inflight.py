@@ -9,8 +9,8 @@ from contextvars import copy_context
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
-from penstock.clock import Alarm, Clock
-from penstock.errors import ClosedError
+from penstock.clock import NS, Alarm, Clock
+from penstock.errors import ClosedError, PenstockError
 from penstock.flow import Window
 from penstock.lanes import Lanes
 from penstock.message import AckResponse, Delivery, Message, Settlement, Verb
@@ -37,7 +37,6 @@ class InFlight:
         *,
         clock: Clock,
         settler: Settler,
-        handler: Callable[[], Handler | None],
         exactly_once: Callable[[], Awaitable[bool]],
         on_error: Callable[[BaseException], None],
         on_change: Callable[[], None],
@@ -45,21 +44,24 @@ class InFlight:
         self._name = name
         self._clock = clock
         self._settler = settler
-        self._handler = handler
         self._exactly_once = exactly_once
         self._on_error = on_error
         self._on_change = on_change
+        # Handlers must not see what happened to be set where they are called from.
+        self._context = copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
         self._leases = LeaseBook()
         self._alarm = Alarm(clock, self._on_alarm)
         self._held: deque[Message] = deque()
-        self._lane_owners: dict[str, Message] = {}
         self._lanes: Lanes[Message] | None = None
+        self._outlived: set[Message] = set()
         self._drain_due = False
         self._cancelling = False
         self._closed = False
+        self.handler: Handler | None = None
+        self.on_held: Callable[[], None] | None = None
         self.flowing = True
-        self.ack_deadline = 60.0
+        self.ack_deadline = options.ack_deadline or 60.0
         self.expired: list[str] | None = None
         self.window = Window(1, 1)
         self.pool = HandlerPool(
@@ -81,7 +83,6 @@ class InFlight:
             self._lanes = Lanes()
         elif not options.message_ordering and self._lanes is not None:
             self._held.extend(self._lanes.clear())
-            self._lane_owners.clear()
             self._lanes = None
         self.drain_soon()
 
@@ -94,18 +95,19 @@ class InFlight:
 
     @property
     def waiting(self) -> int:
+        """Messages that could be handed over now, were there room, a handler and no pause."""
         return len(self._held)
 
-    def message_ids(self) -> list[str]:
-        """What has a lease or a running handler."""
-        return list(dict.fromkeys(m.id for m in [*self._leases, *self.pool.running()]))
+    def messages(self) -> list[Message]:
+        """What has a lease."""
+        return list(self._leases)
 
     # Deliveries arrive and go to the handler.
 
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Take deliveries in hand and hand over what may go."""
         now = self._clock.monotonic()
-        received = self._clock.time_ns() / 1e9
+        received = self._clock.time_ns() / NS
         messages = [Message(delivery, self, received) for delivery in deliveries]
         size = sum([len(delivery.record.data) for delivery in deliveries])
         self.window.take(len(messages), size)
@@ -118,7 +120,7 @@ class InFlight:
                 self._settler.add(Settlement(delivery.ack_id, Verb.EXTEND, wanted))
         extension = self._options.lease_extension
         if extension is not None:
-            self._leases.renew(messages, now, now + extension.pause())
+            self._leases.renew(messages, now, now + extension.pause(wanted))
         self._alarm.set(self._leases.next())
         if self._lanes is not None:
             messages = [message for message in messages if self._enter_lane(message)]
@@ -127,18 +129,12 @@ class InFlight:
 
     def drain(self) -> None:
         """Deliver what waits and may go now."""
-        handler = self._handler() if self.flowing else None
-        if handler is None:
-            self._drain_due = False
-            return
+        if self.on_held is not None and self._held:
+            self.on_held()
         # What handlers called here set free is delivered by this very loop.
         self._drain_due = True
-        window, held = self.window, self._held
-        excess = self._options.flow_control.allow_excess_messages
-        while held and self.flowing:
-            if not excess and window.messages - len(held) >= self._max_delivered:
-                break
-            self._deliver(held.popleft(), handler)
+        while self._held and self.flowing and self.handler is not None and not self._full():
+            self._deliver(self._held.popleft(), self.handler)
         self._drain_due = False
 
     def drain_soon(self) -> None:
@@ -148,20 +144,32 @@ class InFlight:
             self._drain_due = True
             asyncio.get_running_loop().call_soon(self.drain)
 
+    def take_waiting(self) -> Message | None:
+        """The next message for whoever asks for it, instead of a handler."""
+        if self._held and self.flowing and not self._full():
+            return self._held.popleft()
+        return None
+
     def give_back_waiting(self) -> list[str]:
-        """Nack everything whose handler has not started; returns the ids."""
+        """Release everything whose handler has not started; returns the ids."""
         waiting = [*self._held, *self.pool.take_waiting()]
         self._held.clear()
         if self._lanes is not None:
             waiting += self._lanes.clear()
-            self._lane_owners.clear()
         ids = [message.id for message in waiting if message in self._leases]
         for message in waiting:
-            message.nack()
+            self._release(message)
         return ids
 
+    def _full(self) -> bool:
+        """As many messages as the flow control allows are beyond waiting."""
+        if self._options.flow_control.allow_excess_messages:
+            return False
+        waiting = len(self._held) + (self._lanes.waiting if self._lanes is not None else 0)
+        return self.window.messages - waiting >= self._max_delivered
+
     def _deliver(self, message: Message, handler: Handler) -> None:
-        context = copy_context()
+        context = self._context.copy()
         try:
             work = context.run(handler, message)
         except (Exception, asyncio.CancelledError) as error:
@@ -171,15 +179,18 @@ class InFlight:
                 self.pool.submit(message, work, context)
 
     def _handler_done(self, message: Message, failure: BaseException | None) -> None:
+        self._leases.stop_renewing(message.ack_id)
+        outlived = message in self._outlived
+        self._outlived.discard(message)
         if failure is not None:
             if not self._closed:
                 message.nack()
             if not self._cancelling or not isinstance(failure, asyncio.CancelledError):
-                failure.add_note(f"Handling message {message.id!r} of {self._name!r}")
+                if not hasattr(failure, "__notes__"):
+                    failure.add_note(f"Handling message {message.id!r} of {self._name!r}")
                 self._on_error(failure)
-        self._leases.stop_renewing(message.ack_id)
-        if message not in self._leases:
-            self._leave_lane(message, failed=failure is not None)
+        if outlived:
+            self._leave_lane(message, failed=True)
         self._on_change()
 
     # Messages are settled.
@@ -201,7 +212,11 @@ class InFlight:
         if self._closed:
             return AckResponse.FAILED_PRECONDITION
         if not first:
-            return AckResponse.INVALID if await self._exactly_once() else AckResponse.SUCCESS
+            try:
+                exactly_once = await self._exactly_once()
+            except PenstockError:
+                return AckResponse.FAILED_PRECONDITION
+            return AckResponse.INVALID if exactly_once else AckResponse.SUCCESS
         response = self._settler.add_with_response(Settlement(message.ack_id, verb))
         if self._leases.end(message.ack_id) is not None:
             self._let_go(message, failed=verb is Verb.NACK)
@@ -224,6 +239,12 @@ class InFlight:
             if message is not None:
                 self._expire([message])
 
+    def _release(self, message: Message) -> None:
+        """Give back a message that nobody has seen."""
+        if message in self._leases:
+            self.settle(message, Verb.RELEASE, None)
+            message._settled = True
+
     def _let_go(self, message: Message, *, failed: bool) -> None:
         self.window.release(1, message.length)
         if self._lanes is not None:
@@ -236,28 +257,19 @@ class InFlight:
 
     def _enter_lane(self, message: Message) -> bool:
         key = message.ordering_key
-        if key is None or self._lanes is None:
-            return True
-        free = self._lanes.enter(key, message)
-        if free:
-            self._lane_owners[key] = message
-        return free
+        return key is None or self._lanes is None or self._lanes.enter(key, message)
 
     def _leave_lane(self, message: Message, *, failed: bool) -> None:
-        key = message.ordering_key
-        if key is None or self._lanes is None or self._lane_owners.get(key) is not message:
+        key, lanes = message.ordering_key, self._lanes
+        if key is None or lanes is None or lanes.current(key) is not message:
             return
         if failed:
             # The key comes back from this message: what we hold after it must come after it.
-            for later in self._lanes.take_waiting(key):
-                later.nack()
-        following = self._lanes.leave(key)
-        while following is not None and following not in self._leases:
-            following = self._lanes.leave(key)
-        if following is None:
-            self._lane_owners.pop(key, None)
-        else:
-            self._lane_owners[key] = following
+            waiting = lanes.take_waiting(key)
+            for later in sorted(waiting, key=lambda waits: waits._delivery.record.sequence):
+                self._release(later)
+        following = lanes.leave(key)
+        if following is not None:
             self._held.append(following)
             self.drain_soon()
 
@@ -265,44 +277,58 @@ class InFlight:
 
     def _on_alarm(self) -> float | None:
         now = self._clock.monotonic()
-        extension = self._options.lease_extension
-        renewals = self._leases.pop_renewals(now, extension.max_total if extension else 0.0)
-        if renewals and extension is not None:
-            ends = now + self.ack_deadline
-            self._leases.prolong([message.ack_id for message, _ in renewals], ends)
-            for message, since in renewals:
-                self._settler.add(Settlement(message.ack_id, Verb.EXTEND, self.ack_deadline))
-                self._leases.renew([message], since, now + extension.pause())
+        self._renew(now)
         self._expire(self._leases.pop_expired(now))
         return self._leases.next()
 
+    def _renew(self, now: float) -> None:
+        extension = self._options.lease_extension
+        renewals = self._leases.pop_renewals(now, extension.max_total if extension else 0.0)
+        if extension is None:
+            return
+        ends = now + self.ack_deadline
+        for message, since in renewals:
+            ack_id = message.ack_id
+            if (self._leases.ends(ack_id) or 0.0) < ends:
+                self._settler.add(Settlement(ack_id, Verb.EXTEND, self.ack_deadline))
+                self._leases.prolong([ack_id], ends)
+            self._leases.renew([message], since, now + extension.pause(self.ack_deadline))
+
     def _expire(self, messages: Sequence[Message]) -> None:
         """The broker will deliver these again; what we hold of them is stale."""
+        if not messages:
+            return
+        self._held = deque(m for m in self._held if m in self._leases)
+        if self._lanes is not None:
+            self._lanes.keep_waiting(self._leases.__contains__)
         for message in messages:
             if self.expired is not None:
                 self.expired.append(message.id)
             self.window.release(1, message.length)
-            if not self.pool.is_running(message):
+            if self.pool.is_running(message):
+                self._outlived.add(message)
+            else:
                 self._leave_lane(message, failed=True)
-        if messages:
-            self._held = deque(m for m in self._held if m in self._leases)
-            self.drain_soon()
-            self._on_change()
+        self.drain_soon()
+        self._on_change()
 
     # The end.
 
-    async def abandon(self, grace: float) -> None:
-        """Cancel the handlers that still run and give back every message that is left. Waits
-        up to `grace` seconds for handlers that refuse to end."""
+    async def abandon(self, spared: set[asyncio.Task[Any]], grace: float) -> list[str]:
+        """Cancel the handlers that still run, but for those on `spared` tasks, and give back
+        every message that is left. Waits up to `grace` seconds for handlers that refuse to end.
+        Returns the ids of the messages whose handlers were cancelled."""
         self._cancelling = True
-        running = {task for task in self._tasks if not task.done()}
-        for task in running:
+        running = {m: task for m, task in self.pool.running().items() if task not in spared}
+        tasks = {task for task in self._tasks if task not in spared and not task.done()}
+        for task in tasks:
             task.cancel()
-        if running:
-            await asyncio.wait(running, timeout=grace)
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace)
         # Not `message.nack()`: whoever still has the message must be told when settling it.
         for message in self._leases:
             self._settler.add(Settlement(message.ack_id, Verb.NACK, 0.0))
+        return [message.id for message in running]
 
     def close(self) -> None:
         """Forget everything. Verbs of its messages fail from here on."""
@@ -310,10 +336,12 @@ class InFlight:
         self._alarm.cancel()
         self._leases.clear()
         self._held.clear()
+        self._outlived.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        # Owned here: `close` cancels every task and waits for it.
-        task = asyncio.get_running_loop().create_task(work)
+        # Owned here: `abandon` cancels every task and waits for it.
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -16,9 +16,10 @@ from penstock.message import Message
 class LeaseExtension:
     """Keep messages ours while their handlers work.
 
-    Every `interval` seconds, give or take `jitter` of it, a message that is not settled gets a
-    new ack deadline, until `max_total` seconds after it was received. Extending ends at once when
-    the message is settled or its async handler returns, raises or is cancelled.
+    Every `interval` seconds, give or take `jitter` of it and in any case before half the ack
+    deadline has passed, a message that is not settled gets a new ack deadline, until `max_total`
+    seconds after it was received. Extending ends at once when the message is settled or its async
+    handler returns, raises or is cancelled.
     """
 
     interval: float = 20.0
@@ -31,9 +32,10 @@ class LeaseExtension:
         if not 0 <= self.jitter < 1:
             raise InvalidArgumentError(f"jitter must be at least 0 and under 1, not {self.jitter}")
 
-    def pause(self, chance: Callable[[], float] = random.random) -> float:
-        """Seconds until the next extension."""
-        return self.interval * (1 + self.jitter * (2 * chance() - 1))
+    def pause(self, ack_deadline: float, chance: Callable[[], float] = random.random) -> float:
+        """Seconds until the next extension: in time for a lease of `ack_deadline`."""
+        spread = 1 + self.jitter * (2 * chance() - 1)
+        return min(self.interval * spread, ack_deadline / 2)
 
 
 class LeaseBook:
@@ -68,6 +70,10 @@ class LeaseBook:
             if self._renewed_since:
                 self.stop_renewing(ack_id)
         return message
+
+    def ends(self, ack_id: str) -> float | None:
+        """When a loan ends; None when it has."""
+        return self._expiry.due(ack_id)
 
     def prolong(self, ack_ids: Sequence[str], ends: float) -> None:
         """Ours until `ends` instead."""

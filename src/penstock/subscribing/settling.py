@@ -40,14 +40,15 @@ class Settler:
     ) -> None:
         self._send = send
         self._clock = clock
-        self._backoff = backoff
+        self.backoff = backoff
         self.patience = patience
         self._on_error = on_error
         self._on_refused = on_refused
         self._on_sent = on_sent
         self._pending: list[Settlement] = []
         self._answers: list[tuple[int, asyncio.Future[AckResponse]]] = []
-        self._sending: list[tuple[int, asyncio.Future[AckResponse]]] | None = None
+        self._sending: list[tuple[int, asyncio.Future[AckResponse]]] = []
+        self._unanswered = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -82,12 +83,12 @@ class Settler:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:
-            return max(1, len(self._pending))
+            return self._unanswered + len(self._pending)
         return 0
 
     def close(self) -> None:
         """Give up what was not sent: its futures end with OTHER."""
-        for _, answer in [*(self._sending or ()), *self._answers]:
+        for _, answer in [*self._sending, *self._answers]:
             if not answer.done():
                 answer.set_result(AckResponse.OTHER)
         self._pending.clear()
@@ -98,11 +99,13 @@ class Settler:
         batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
         self._sending = [pair for pair in self._answers if pair[0] < _BATCH]
         self._answers = [(at - _BATCH, a) for at, a in self._answers if at >= _BATCH]
+        self._unanswered = len(batch)
         responses = await self._responses(batch)
+        self._unanswered = 0
         for at, answer in self._sending:
             if not answer.done():
                 answer.set_result(responses[at])
-        self._sending = None
+        self._sending = []
         self._on_sent()
         if responses.count(AckResponse.SUCCESS) != len(responses):
             for settlement, response in zip(batch, responses, strict=True):
@@ -123,7 +126,7 @@ class Settler:
                 return responses
             except Exception as error:
                 failures += 1
-                delay = self._backoff.delay(failures)
+                delay = self.backoff.delay(failures)
                 too_late = self._clock.monotonic() + delay > give_up_at
                 if too_late or not getattr(error, "retryable", False):
                     self._on_error(error)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from penstock.broker import Broker
 from penstock.clock import Clock
@@ -14,6 +16,8 @@ from penstock.message import MAX_DATA_BYTES, AckResponse, Message, Settlement, V
 from penstock.subscribing.inflight import Handler, InFlight
 from penstock.subscribing.options import SubscriberOptions
 from penstock.subscribing.settling import Settler
+
+T = TypeVar("T")
 
 # An idle pull asks again after this long: often enough to notice a half-open connection.
 _PULL_WAIT = 30.0
@@ -39,22 +43,32 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CloseReport:
-    """What closing left, by message id. All of it will be delivered again.
+    """What closing left, by message id. What was not settled will be delivered again.
 
-    `given_back`: never started, nacked. `expired`: not settled before their deadline.
-    `unfinished`: still in flight when time ran out; handlers cancelled, messages nacked.
-    `unsent`: settlements that could not be sent.
+    `given_back`: never started. `expired`: not settled before their deadline. `unfinished`: still
+    in flight when time ran out. `cancelled`: messages whose handlers were cancelled, settled or
+    not. `unsent`: settlements that could not be sent.
     """
 
     given_back: tuple[str, ...] = ()
     expired: tuple[str, ...] = ()
     unfinished: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
     unsent: int = 0
 
     @property
     def clean(self) -> bool:
         """Everything that was started was settled, and the broker knows."""
-        return not (self.expired or self.unfinished or self.unsent)
+        return not (self.expired or self.unfinished or self.cancelled or self.unsent)
+
+    def __add__(self, other: CloseReport) -> CloseReport:
+        return CloseReport(
+            given_back=self.given_back + other.given_back,
+            expired=self.expired + other.expired,
+            unfinished=self.unfinished + other.unfinished,
+            cancelled=self.cancelled + other.cancelled,
+            unsent=self.unsent + other.unsent,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,15 +110,20 @@ class MessageStream:
             self._options,
             clock=self._clock,
             settler=self._settler,
-            handler=subscription.message_handler,
             exactly_once=subscription.exactly_once,
             on_error=self._emit_error,
             on_change=self._changed,
         )
+        self._context = copy_context()
         self._pullers: list[asyncio.Task[None]] = []
         self._sender: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[CloseReport] | None = None
         self._close_by: float | None = None
+        self._closers: set[asyncio.Task[Any]] = set()
+        self._given_back: list[str] = []
+        self._ahead: int | None = None
+        self.failure: Exception | None = None
+        """What ended the stream, when it was not asked to end."""
         self._room = asyncio.Event()
         self._starved = False
         self._progress = asyncio.Event()
@@ -140,7 +159,8 @@ class MessageStream:
             )
         if self._sender is None:
             # Owned by the stream: `_finish` cancels it.
-            self._sender = asyncio.get_running_loop().create_task(self._settler.run())
+            self._sender = self._spawn(self._settler.run())
+            self._inflight.handler = self._source.message_handler()
             self._source.stream_started(self)
             self._adjust_pullers()
 
@@ -164,12 +184,46 @@ class MessageStream:
             raise InvalidArgumentError(f"Unknown subscriber option: {error}") from None
         self._inflight.configure(self._options)
         self._settler.patience = self._options.ack_deadline or 60.0
+        self._settler.backoff = self._options.backoff
         self._adjust_pullers()
         self._wake_pullers()
 
     def handler_changed(self) -> None:
-        """A 'message' listener was added: what waited for one may go."""
+        """A 'message' listener was added or removed: what waited for one may go."""
+        self._inflight.handler = self._source.message_handler()
         self._inflight.drain_soon()
+
+    # Handing out instead of calling a handler.
+
+    @property
+    def ack_deadline(self) -> float:
+        return self._inflight.ack_deadline
+
+    @property
+    def max_messages(self) -> int:
+        return self._options.flow_control.max_messages
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come: closing, and nothing waits."""
+        return self._closing is not None and not self._inflight.waiting
+
+    def hand_out(self, ahead: int | None, on_news: Callable[[], None] | None) -> None:
+        """Fetch no more than `ahead` messages beyond those taken, and say when there is news."""
+        self._ahead = ahead
+        self._inflight.on_held = on_news
+        self._wake_pullers()
+
+    def take_waiting(self) -> Message | None:
+        """The next message that waits, if it may be handed over now."""
+        message = self._inflight.take_waiting()
+        if message is not None:
+            self._wake_pullers()
+        return message
+
+    def give_back_waiting(self) -> None:
+        """Give back what nobody has started."""
+        self._given_back += self._inflight.give_back_waiting()
 
     async def stop(
         self, *, timeout: float | None = None, nack_waiting: bool = False
@@ -179,18 +233,26 @@ class MessageStream:
         Waits until every message is settled or its deadline has passed, at most `timeout`
         seconds; then cancels and nacks. `nack_waiting` gives back at once what no handler has
         started. Safe to call again, also with a shorter timeout; cancelling the caller does not
-        stop the closing.
+        stop the closing. A handler may call it: its own message and task are not waited for.
         """
+        return await self.stop_for(asyncio.current_task(), timeout, nack_waiting)
+
+    async def stop_for(
+        self, caller: asyncio.Task[Any] | None, timeout: float | None, nack_waiting: bool
+    ) -> CloseReport:
+        """`stop`, on behalf of a task that waits for it."""
         if timeout is not None:
             close_by = self._clock.monotonic() + max(0.0, timeout)
             self._close_by = min(close_by, self._close_by or close_by)
             self._progress.set()
-        if self._closing is None:
-            # Owned by whoever awaits stop(); shielded, so that closing always completes.
-            self._closing = asyncio.get_running_loop().create_task(self._finish(nack_waiting))
-        elif nack_waiting:
-            self._inflight.give_back_waiting()
-        return await asyncio.shield(self._closing)
+        if caller is not None and caller in self._inflight.pool.running().values():
+            # Called by a handler: waiting for that handler would be waiting for itself.
+            self._closers.add(caller)
+            self._progress.set()
+        self._begin_closing()
+        if nack_waiting:
+            self.give_back_waiting()
+        return await asyncio.shield(cast("asyncio.Task[CloseReport]", self._closing))
 
     # Pulling.
 
@@ -202,7 +264,7 @@ class MessageStream:
         del self._pullers[wanted:]
         while len(self._pullers) < wanted:
             # Owned by the stream: cancelled above, and by `_finish`.
-            self._pullers.append(asyncio.get_running_loop().create_task(self._keep_pulling()))
+            self._pullers.append(self._spawn(self._keep_pulling()))
 
     async def _keep_pulling(self) -> None:
         broker: Broker | None = None
@@ -210,7 +272,6 @@ class MessageStream:
             try:
                 broker = broker or await self._source.broker()
                 await self._pull(broker)
-                self._failures = 0
             except Exception as error:
                 if not getattr(error, "retryable", True):
                     self._fail(error)
@@ -233,6 +294,7 @@ class MessageStream:
         finally:
             window.unreserve(messages, size)
             self._wake_pullers()
+        self._failures = 0
         if len(deliveries) > messages:
             deliveries = self._refuse_excess(deliveries, messages)
         if deliveries:
@@ -255,15 +317,17 @@ class MessageStream:
         share = -(-window.max_messages // streams)
         share_bytes = max(window.max_bytes // streams, MAX_DATA_BYTES)
         messages, size = min(share, window.room), min(share_bytes, window.room_bytes)
-        return (messages, size) if messages and size else (0, 0)
+        if self._ahead is not None:
+            messages = min(messages, self._ahead - self._inflight.waiting - window.reserved)
+        return (messages, size) if messages > 0 and size else (0, 0)
 
     def _refuse_excess(self, deliveries: Sequence[Any], asked: int) -> Sequence[Any]:
         for delivery in deliveries[asked:]:
-            self._settler.add(Settlement(delivery.ack_id, Verb.NACK, 0.0))
+            self._settler.add(Settlement(delivery.ack_id, Verb.RELEASE))
         self._emit_error(
             FlowControlError(
                 f"Flow control: max messages exceeded: the broker sent {len(deliveries)} for "
-                f"{asked} asked of subscription {self._source.name!r}; the rest was nacked"
+                f"{asked} asked of subscription {self._source.name!r}; the rest was given back"
             )
         )
         return deliveries[:asked]
@@ -279,9 +343,9 @@ class MessageStream:
 
     def _fail(self, error: Exception) -> None:
         if self._closing is None:
+            self.failure = error
+            self._begin_closing()
             self._emit_error(error)
-            # Nobody awaits this one: the stream ends itself, and `stop` joins it.
-            self._closing = asyncio.get_running_loop().create_task(self._finish(False))
 
     # Settling and waking.
 
@@ -303,20 +367,30 @@ class MessageStream:
     def _emit_error(self, error: BaseException) -> None:
         self._source.emit("error", error)
 
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task of the stream's own, in the context it was made in."""
+        return asyncio.get_running_loop().create_task(work, context=self._context.copy())
+
     # The end.
 
-    async def _finish(self, nack_waiting: bool) -> CloseReport:
+    def _begin_closing(self) -> None:
+        if self._closing is None:
+            # Owned by the stream, which ends with it; `stop` waits for it.
+            self._closing = self._spawn(self._finish())
+
+    async def _finish(self) -> CloseReport:
         for task in self._pullers:
             task.cancel()
         inflight = self._inflight
         inflight.expired = []
-        given_back: list[str] = []
-        if nack_waiting or self._paused or self._source.message_handler() is None:
-            given_back = inflight.give_back_waiting()
+        if self._paused or (inflight.handler is None and self._ahead is None):
+            self.give_back_waiting()
+        if inflight.on_held is not None:
+            inflight.on_held()
         await self._wait_for_handlers()
-        unfinished = inflight.message_ids()
-        inflight.give_back_waiting()
-        await inflight.abandon(_CLOSING_GRACE)
+        self.give_back_waiting()
+        unfinished = [message.id for message in inflight.messages()]
+        cancelled = await inflight.abandon(self._closers, _CLOSING_GRACE)
         unsent = await self._settler.drain(_CLOSING_GRACE) if self._sender is not None else 0
         inflight.close()
         self._settler.close()
@@ -326,27 +400,36 @@ class MessageStream:
             self._source.stream_stopped(self)
             self._source.emit("close")
         return CloseReport(
-            given_back=tuple(given_back),
+            given_back=tuple(self._given_back),
             expired=tuple(inflight.expired),
             unfinished=tuple(unfinished),
+            cancelled=tuple(cancelled),
             unsent=unsent,
         )
 
     async def _wait_for_handlers(self) -> None:
         """Until nothing is in flight or time is up. A handler that goes on after its message is
         settled or has expired gets one more ack deadline to end."""
-        inflight = self._inflight
-        handlers_until = self._clock.monotonic() + inflight.ack_deadline
-        while len(inflight) or inflight.pool.busy:
+        handlers_until: float | None = None
+        while True:
             now = self._clock.monotonic()
+            leased, running = self._unfinished()
+            if not leased and not running:
+                return
             limits = [self._close_by] if self._close_by is not None else []
-            if not len(inflight):
+            if not leased:
+                handlers_until = handlers_until or now + self.ack_deadline
                 limits.append(handlers_until)
             remaining = min(limits) - now if limits else None
             if remaining is not None and remaining <= 0:
                 return
             self._progress.clear()
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._progress.wait(), remaining)
-            except TimeoutError:
-                continue
+
+    def _unfinished(self) -> tuple[int, int]:
+        """How many leases and how many handlers there are to wait for."""
+        running = self._inflight.pool.running()
+        own = [message for message, task in running.items() if task in self._closers]
+        leased = len(self._inflight) - sum(message in self._inflight for message in own)
+        return leased, len(running) - len(own) + self._inflight.pool.waiting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import fields, replace
@@ -11,7 +12,12 @@ from typing import Any, overload
 
 from penstock.broker import Broker, SubscriptionConfig, SubscriptionStatus, check_name
 from penstock.clock import Clock
-from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
+from penstock.errors import (
+    ClosedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from penstock.message import Message
 from penstock.subscribing.events import Events, F
 from penstock.subscribing.inflight import Handler
@@ -21,6 +27,7 @@ from penstock.subscribing.stream import CloseReport, MessageStream
 
 _log = logging.getLogger("penstock")
 _STREAM_OPTIONS = {field.name for field in fields(SubscriberOptions)}
+_NONE_HAS_A_MEANING = {"ack_deadline", "lease_extension"}
 _BROKER_OPTIONS = {field.name for field in fields(SubscriptionConfig)} - {"name", "topic"}
 
 
@@ -40,12 +47,14 @@ class Subscription:
         topic: str | None,
         broker: Callable[[], Awaitable[Broker]],
         clock: Clock,
+        opened: set[Subscription],
         **options: Any,
     ) -> None:
         self._name = check_name("Subscription", name)
         self._topic = topic
         self._broker = broker
         self._clock = clock
+        self._opened_handles = opened
         self._events = Events(f"Subscription {name!r}", ("message", "error", "close"))
         self._streams: list[MessageStream] = []
         self._stream: MessageStream | None = None
@@ -130,13 +139,12 @@ class Subscription:
             self._events.listeners(event)
             return lambda function: self.on(event, function)
         self._events.add(event, listener)
-        if event == "message":
-            for stream in self._streams:
-                stream.handler_changed()
+        self._listeners_changed()
         return listener
 
     def off(self, event: str, listener: Callable[..., Any]) -> None:
         self._events.remove(event, listener)
+        self._listeners_changed()
 
     def open(self) -> None:
         """Start receiving. No effect while open."""
@@ -173,9 +181,17 @@ class Subscription:
         are cancelled and their messages nacked. `nack_waiting` gives back at once what no
         handler has started. Idempotent, and safe when it was never opened.
         """
-        if self._stream is None:
-            return CloseReport()
-        report = await self._stream.stop(timeout=timeout, nack_waiting=nack_waiting)
+        return await self.close_for(asyncio.current_task(), timeout, nack_waiting)
+
+    async def close_for(
+        self, caller: asyncio.Task[Any] | None, timeout: float | None, nack_waiting: bool = False
+    ) -> CloseReport:
+        """`close`, on behalf of a task that waits for it, perhaps one of its own handlers."""
+        streams = list(self._streams) or ([self._stream] if self._stream is not None else [])
+        reports = await asyncio.gather(
+            *(stream.stop_for(caller, timeout, nack_waiting) for stream in streams)
+        )
+        report = sum(reports, CloseReport())
         await self._events.finish(timeout=5.0)
         return report
 
@@ -185,9 +201,14 @@ class Subscription:
         Leaving the loop pauses the subscription and gives back what was fetched and not yet
         seen; the message in hand can still be settled. A failure that ends the stream is raised.
         """
+        if self._events.listeners("message"):
+            raise FailedPreconditionError(
+                f"Subscription {self._name!r} has a 'message' listener; listen or iterate, not both"
+            )
         if self._iteration is not None:
             self._iteration.leave()
-        self._iteration = Iteration(self)
+        self.open()
+        self._iteration = Iteration(self._opened(), self._clock)
         return self._iteration.messages()
 
     # What the stream asks of its subscription.
@@ -205,9 +226,12 @@ class Subscription:
 
     def stream_started(self, stream: MessageStream) -> None:
         self._streams.append(stream)
+        self._opened_handles.add(self)
 
     def stream_stopped(self, stream: MessageStream) -> None:
         self._streams.remove(stream)
+        if not self._streams:
+            self._opened_handles.discard(self)
 
     async def broker(self) -> Broker:
         return await self._broker()
@@ -219,11 +243,16 @@ class Subscription:
             self._config["enable_exactly_once_delivery"] = known
         return bool(known)
 
-    def _call_all(self, message: Message) -> Awaitable[Any] | None:
-        """Every listener in turn; async ones run one after the other."""
-        results = [listener(message) for listener in self._events.listeners("message")]
-        awaitables = [result for result in results if isawaitable(result)]
-        return _one_by_one(awaitables) if awaitables else None
+    async def _call_all(self, message: Message) -> None:
+        """Every listener, one after the other."""
+        for listener in list(self._events.listeners("message")):
+            work = listener(message)
+            if isawaitable(work):
+                await work
+
+    def _listeners_changed(self) -> None:
+        for stream in self._streams:
+            stream.handler_changed()
 
     def _opened(self) -> MessageStream:
         if self._stream is None or not self._stream.active:
@@ -238,14 +267,11 @@ class Subscription:
                 f"{_list(_STREAM_OPTIONS | _BROKER_OPTIONS)}"
             )
         given = {name: value for name, value in options.items() if value is not None}
+        self._config |= {name: given[name] for name in given.keys() & _BROKER_OPTIONS}
+        for name in _NONE_HAS_A_MEANING & options.keys():
+            given[name] = options[name]
         for_stream = {name: given[name] for name in given.keys() & _STREAM_OPTIONS}
         self._options = replace(self._options, **for_stream)
-        self._config |= {name: given[name] for name in given.keys() & _BROKER_OPTIONS}
-
-
-async def _one_by_one(awaitables: list[Awaitable[Any]]) -> None:
-    for awaitable in awaitables:
-        await awaitable
 
 
 def _list(names: set[str] | Any) -> str:

@@ -14,10 +14,15 @@ from penstock.broker import (
     check_name,
 )
 from penstock.brokers.memory.registry import Registry, Snapshot
-from penstock.brokers.memory.subscription import NS, SubscriptionState
+from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.brokers.memory.topic import TopicState
-from penstock.clock import Clock, to_ns
-from penstock.errors import AlreadyExistsError, InvalidArgumentError, SnapshotNotFoundError
+from penstock.clock import NS, Clock, to_ns
+from penstock.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    SnapshotNotFoundError,
+    TopicNotFoundError,
+)
 from penstock.message import Record
 
 _SNAPSHOT_LIFETIME_NS = int(7 * DAY * NS)
@@ -63,6 +68,7 @@ class MemoryAdmin:
         if config.dead_letter_policy is not None:
             self._registry.topic(config.dead_letter_policy.topic)
         subscription = self._new_subscription(config)
+        subscription.first_sequence = topic.last_sequence + 1
         self._registry.subscriptions[config.name] = subscription
         topic.subscriptions.append(subscription)
         topic.retention_changed()
@@ -88,12 +94,16 @@ class MemoryAdmin:
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:
         check_name("Snapshot", snapshot)
         state = self._registry.subscription(subscription)
-        topic = self._registry.topic(state.config.topic)
+        topic = self._topic_of(state)
+        if topic is None:
+            raise TopicNotFoundError(
+                state.config.topic, "it was deleted; a snapshot needs the topic that follows it"
+            )
         self._drop_expired_snapshots()
         _check_new("Snapshot", snapshot, self._registry.snapshots)
         expires_ns = self._clock.time_ns() + _SNAPSHOT_LIFETIME_NS
         self._registry.snapshots[snapshot] = Snapshot(
-            topic=topic.config.name,
+            topic=topic,
             unacked=tuple(state.unacked()),
             next_sequence=topic.keep_for_snapshot(snapshot, expires_ns),
             expires_ns=expires_ns,
@@ -127,17 +137,13 @@ class MemoryAdmin:
 
     def _seek_snapshot(self, state: SubscriptionState, name: str) -> None:
         snapshot = self._snapshot(name)
-        if snapshot.topic != state.config.topic:
+        topic = snapshot.topic
+        if state not in topic.subscriptions:
             raise InvalidArgumentError(
-                f"Snapshot {name!r} is of topic {snapshot.topic!r}; subscription "
-                f"{state.config.name!r} is on {state.config.topic!r}"
+                f"Snapshot {name!r} is of another topic ({topic.config.name!r}) than subscription "
+                f"{state.config.name!r} ({state.config.topic!r})"
             )
-        topic = self._topic_of(state)
-        later = (
-            topic.retained.between(snapshot.next_sequence, topic.last_sequence)
-            if topic is not None
-            else [r for r in state.unacked() if r.sequence >= snapshot.next_sequence]
-        )
+        later = topic.retained.between(snapshot.next_sequence, topic.last_sequence)
         state.restart_with(_in_order([*snapshot.unacked, *later]))
 
     def _topic_of(self, state: SubscriptionState) -> TopicState | None:
@@ -160,10 +166,7 @@ class MemoryAdmin:
             self._drop_snapshot(name)
 
     def _drop_snapshot(self, name: str) -> None:
-        snapshot = self._registry.snapshots.pop(name)
-        topic = self._registry.topics.get(snapshot.topic)
-        if topic is not None:
-            topic.drop_snapshot(name)
+        self._registry.snapshots.pop(name).topic.drop_snapshot(name)
 
 
 def _check_new(kind: str, name: str, existing: object) -> None:

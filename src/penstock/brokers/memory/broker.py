@@ -35,6 +35,7 @@ class MemoryBroker:
         exactly_once=True,
         delivery_attempts=True,
         dedupe=True,
+        expectations=True,
         seek=True,
         snapshots=True,
         replay=True,

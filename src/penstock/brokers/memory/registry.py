@@ -14,7 +14,7 @@ from penstock.message import Record
 class Snapshot:
     """What a subscription had not acked at one moment; all published later belongs to it too."""
 
-    topic: str
+    topic: TopicState
     unacked: tuple[Record, ...]
     next_sequence: int
     expires_ns: int

@@ -10,14 +10,12 @@ from contextlib import suppress
 from msgspec import Struct
 
 from penstock.broker import SubscriptionConfig, SubscriptionStatus
-from penstock.clock import Alarm, Clock
+from penstock.clock import NS, Alarm, Clock
 from penstock.deadlines import Deadlines
 from penstock.errors import SubscriptionNotFoundError, TopicNotFoundError
 from penstock.filters import parse_filter
 from penstock.lanes import Lanes
 from penstock.message import AckResponse, Delivery, Record, Settlement, Verb
-
-NS = 1_000_000_000
 
 
 class Loan(Struct, eq=False):
@@ -44,6 +42,9 @@ class SubscriptionState:
         dead_letter: Callable[[SubscriptionConfig, Record, int], bool],
     ) -> None:
         self.config = config
+        self.first_sequence = 1
+        """Of the first message published after it was created."""
+        self._retention_ns = int(config.message_retention * NS)
         self._clock = clock
         self._ack_ids = ack_ids
         self._dead_letter = dead_letter
@@ -68,8 +69,9 @@ class SubscriptionState:
 
     # Records arrive.
 
-    def offer(self, records: Sequence[Record]) -> None:
+    def offer(self, records: Sequence[Record], now_ns: int) -> None:
         """Take in what the topic published."""
+        self._drop_expired(now_ns)
         if self._ignore_before_ns:
             records = [r for r in records if r.publish_time_ns >= self._ignore_before_ns]
         if self._matches is not None:
@@ -83,6 +85,8 @@ class SubscriptionState:
     # Records go out on loan.
 
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Delivery]:
+        if max_messages < 1:
+            return []
         until = self._clock.monotonic() + wait
         while True:
             if self._gone is not None:
@@ -106,7 +110,7 @@ class SubscriptionState:
             return []
         fresh, again, loans = self._fresh, self._again, self._loans
         deadline = self.config.ack_deadline
-        horizon = self._clock.time_ns() - int(self.config.message_retention * NS)
+        horizon = self._clock.time_ns() - self._retention_ns
         ack_ids = self._ack_ids
         taken: list[Delivery] = []
         granted: list[str] = []
@@ -114,22 +118,22 @@ class SubscriptionState:
         while len(granted) < max_messages:
             # Redeliveries come first but take turns with fresh messages, so that a message
             # which is nacked for ever does not starve the rest.
-            if again and (self._again_next or not fresh):
+            redelivery = bool(again and (self._again_next or not fresh))
+            if redelivery:
                 loan = again.popleft()
-                self._again_next = False
             elif fresh:
                 loan = Loan(fresh.popleft(), 1)
-                self._again_next = True
             else:
                 break
             record = loan.record
             size = len(record.data)
             if size > left and granted:
-                if loan.attempt > 1:
+                if redelivery:
                     again.appendleft(loan)
                 else:
                     fresh.appendleft(record)
                 break
+            self._again_next = not redelivery
             if record.publish_time_ns < horizon:
                 self._finish(record)
                 continue
@@ -170,6 +174,9 @@ class SubscriptionState:
                 self._finish(loan.record)
             elif verb is Verb.REJECT:
                 self._give_up(ack_id, loan)
+            elif verb is Verb.RELEASE:
+                self._again.append(loan)
+                self._wake(1)
             else:
                 self._bring_back(ack_id, loan, settlement.seconds)
         if self._topic_deleted:
@@ -243,15 +250,13 @@ class SubscriptionState:
         if self._lanes is not None:
             self._lanes = Lanes()
         self._ignore_before_ns = 0
-        self.offer(list(records))
+        self.offer(list(records), self._clock.time_ns())
         self._ignore_before_ns = ignore_before_ns
         if self._topic_deleted:
             self._wake(len(self._waiters))
 
     def status(self) -> SubscriptionStatus:
-        horizon = self._clock.time_ns() - int(self.config.message_retention * NS)
-        while self._fresh and self._fresh[0].publish_time_ns < horizon:
-            self._finish(self._fresh.popleft())
+        self._drop_expired(self._clock.time_ns())
         oldest = min((r.publish_time_ns for r in self._oldest_records()), default=None)
         age = 0.0 if oldest is None else max(0.0, (self._clock.time_ns() - oldest) / NS)
         return SubscriptionStatus(
@@ -261,6 +266,12 @@ class SubscriptionState:
             oldest_age=age,
             topic_deleted=self._topic_deleted,
         )
+
+    def _drop_expired(self, now_ns: int) -> None:
+        """Let go of what nobody came for in time, oldest first."""
+        fresh, horizon = self._fresh, now_ns - self._retention_ns
+        while fresh and fresh[0].publish_time_ns < horizon:
+            self._finish(fresh.popleft())
 
     def topic_deleted(self) -> None:
         self._topic_deleted = True
@@ -280,7 +291,7 @@ class SubscriptionState:
             for loan in loans:
                 yield loan.record
         if self._lanes is not None:
-            yield from self._lanes.waiting()
+            yield from self._lanes.items_waiting()
 
     def _oldest_records(self) -> Iterator[Record]:
         """Enough records to find the oldest: `_fresh` is in order unless lanes refill it."""
@@ -294,7 +305,7 @@ class SubscriptionState:
                 yield loan.record
 
     def _unsettled(self) -> int:
-        parked = sum(1 for _ in self._lanes.waiting()) if self._lanes is not None else 0
+        parked = self._lanes.waiting if self._lanes is not None else 0
         held = len(self._again) + len(self._loans) + len(self._delayed)
         return len(self._fresh) + held + parked
 

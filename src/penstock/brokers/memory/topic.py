@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Sequence
 
 from penstock.broker import TopicConfig
 from penstock.brokers.memory.subscription import SubscriptionState
-from penstock.message import Draft, Receipt, Record
-
-NS = 1_000_000_000
+from penstock.clock import NS
+from penstock.errors import FailedPreconditionError, PenstockError, UnimplementedError
+from penstock.message import Draft, Expect, PublishFault, Receipt, Record
 
 
 class RetainedLog:
@@ -60,24 +61,35 @@ class TopicState:
         self._snapshots: dict[str, tuple[int, int]] = {}
         self._retention_ns = 0
         self._keeps_log = False
+        # Ids of this broker's making must not meet those of callers or of an earlier topic.
+        self._tag = secrets.token_hex(4)
+        self._last_id = ""
+        self._last_of_subject: dict[str, int] = {}
         self._ids: dict[str, int] = {}
         self._id_expiry: deque[tuple[int, str]] = deque()
         self.retention_changed()
 
-    def append(self, drafts: Sequence[Draft], now_ns: int) -> list[Receipt]:
-        """Store what is new, hand it to the subscriptions, answer each draft."""
-        receipts: list[Receipt] = []
+    def append(self, drafts: Sequence[Draft], now_ns: int) -> list[Receipt | PublishFault]:
+        """Store what is new and as expected, hand it to the subscriptions, answer each draft."""
+        answers: list[Receipt | PublishFault] = []
         records: list[Record] = []
         for draft in drafts:
             message_id = draft.message_id
             if message_id is not None:
                 known = self._known(message_id, now_ns)
                 if known is not None:
-                    receipts.append(Receipt(message_id, known, True))
+                    answers.append(Receipt(message_id, known, True))
+                    continue
+            subject = draft.subject or self.config.name
+            if draft.expect is not None or draft.ttl is not None:
+                refusal = self._refusal(draft, subject)
+                if refusal is not None:
+                    answers.append(PublishFault(refusal))
                     continue
             self.last_sequence = sequence = self.last_sequence + 1
+            self._last_of_subject[subject] = sequence
             if message_id is None:
-                message_id = str(sequence)
+                message_id = f"{self._tag}-{sequence}"
             records.append(
                 Record(
                     sequence,
@@ -85,18 +97,21 @@ class TopicState:
                     draft.data,
                     draft.attributes,
                     draft.ordering_key,
-                    draft.subject or self.config.name,
+                    subject,
                     now_ns,
                 )
             )
-            receipts.append(Receipt(message_id, sequence))
+            self._last_id = message_id
+            answers.append(Receipt(message_id, sequence))
+            if draft.message_id is not None:
+                self._remember(message_id, sequence, now_ns)
         if records:
             if self._keeps_log:
                 self.retained.extend(records)
                 self.trim(now_ns)
             for subscription in self.subscriptions:
-                subscription.offer(records)
-        return receipts
+                subscription.offer(records, now_ns)
+        return answers
 
     def retention_changed(self) -> None:
         """Subscriptions or snapshots came or went: how long must the log keep records?"""
@@ -137,20 +152,43 @@ class TopicState:
 
     def replayable(self, subscription: SubscriptionState, now_ns: int) -> list[Record]:
         """Acked or not, what this subscription may be given again."""
-        seconds = max(self.config.message_retention, subscription.acked_retention)
-        if not seconds:
-            return []
-        horizon = now_ns - int(seconds * NS)
-        everything = self.retained.between(1, self.last_sequence)
-        return [record for record in everything if record.publish_time_ns >= horizon]
+        topics = now_ns - int(self.config.message_retention * NS)
+        own = now_ns - int(subscription.acked_retention * NS)
+        first = subscription.first_sequence
+        return [
+            record
+            for record in self.retained.between(1, self.last_sequence)
+            if record.publish_time_ns > topics
+            or (record.publish_time_ns > own and record.sequence >= first)
+        ]
 
     def _known(self, message_id: str, now_ns: int) -> int | None:
-        """The sequence of an id seen within the duplicate window; else remember this one."""
+        """The sequence of an id seen within the duplicate window."""
         while self._id_expiry and self._id_expiry[0][0] <= now_ns:
             del self._ids[self._id_expiry.popleft()[1]]
-        known = self._ids.get(message_id)
-        if known is None and self.config.duplicate_window:
-            self._ids[message_id] = self.last_sequence + 1
+        return self._ids.get(message_id)
+
+    def _remember(self, message_id: str, sequence: int, now_ns: int) -> None:
+        if self.config.duplicate_window:
+            self._ids[message_id] = sequence
             expiry = now_ns + int(self.config.duplicate_window * NS)
             self._id_expiry.append((expiry, message_id))
-        return known
+
+    def _refusal(self, draft: Draft, subject: str) -> PenstockError | None:
+        """Why a draft with expectations or a time to live cannot be stored, if it cannot."""
+        if draft.ttl is not None:
+            return UnimplementedError("The memory broker keeps no time to live per message")
+        expect = draft.expect or Expect()
+        last_of_subject = self._last_of_subject.get(subject, 0)
+        for what, expected, actual in (
+            ("topic", expect.topic, self.config.name),
+            ("last id", expect.last_id, self._last_id),
+            ("last sequence", expect.last_sequence, self.last_sequence),
+            ("last sequence of its subject", expect.last_subject_sequence, last_of_subject),
+        ):
+            if expected is not None and expected != actual:
+                return FailedPreconditionError(
+                    f"Message not stored in topic {self.config.name!r}: expected {what} "
+                    f"{expected!r}, it is {actual!r}"
+                )
+        return None

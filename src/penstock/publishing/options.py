@@ -1,0 +1,80 @@
+"""How a publisher retries, and who it tells."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.flow import Backoff, check_whole
+from penstock.publishing.flight import Flight
+
+
+def _is_retryable(error: PenstockError) -> bool:
+    return error.retryable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishRetry:
+    """When and how often a publish is attempted again.
+
+    `attempts` counts the first. Between attempts the wait doubles from `backoff` to
+    `maximum_backoff` seconds, with full jitter. `deadline`: no attempt begins later than this
+    many seconds after the first. `retry_on` decides which faults are worth another attempt, by
+    default those whose error says it is retryable.
+    """
+
+    attempts: int = 3
+    backoff: float = 0.25
+    maximum_backoff: float = 5.0
+    deadline: float | None = None
+    retry_on: Callable[[PenstockError], bool] = _is_retryable
+
+    def __post_init__(self) -> None:
+        check_whole("attempts", self.attempts, 1)
+        Backoff(initial=self.backoff, maximum=self.maximum_backoff)
+        if self.deadline is not None and self.deadline < 0:
+            raise InvalidArgumentError(f"deadline must not be negative, not {self.deadline!r}")
+
+    def delay(
+        self,
+        attempts: int,
+        elapsed: float,
+        error: PenstockError,
+        chance: Callable[[], float] = random.random,
+    ) -> float | None:
+        """Seconds to wait after `attempts` attempts and `elapsed` seconds; None: give up."""
+        if attempts >= self.attempts or not self.retry_on(error):
+            return None
+        backoff = Backoff(initial=self.backoff, maximum=self.maximum_backoff)
+        delay = backoff.delay(attempts, chance)
+        too_late = self.deadline is not None and elapsed + delay > self.deadline
+        return None if too_late else delay
+
+
+class PublisherListener:
+    """Told what happens to flights. Override what you need, plain or async.
+
+    Whatever a method raises is logged and changes nothing. Async methods run one after the
+    other, in order.
+    """
+
+    def published(self, flight: Flight) -> Any:
+        """It was handed to the broker."""
+
+    def acked(self, flight: Flight) -> Any:
+        """The broker has it."""
+
+    def completed_exceptionally(self, flight: Flight) -> Any:
+        """It was refused, or the connection failed: see `flight.error`."""
+
+    def timeout(self, flight: Flight) -> Any:
+        """No answer came within the wait timeout."""
+
+    def held(self) -> Any:
+        """The window is full: nothing more is published until it has drained enough."""
+
+    def resumed(self) -> Any:
+        """It has."""
