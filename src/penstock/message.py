@@ -87,10 +87,8 @@ class Draft(Struct, frozen=True, gc=False):
             _check_text("Message id", message_id, MAX_MESSAGE_ID_BYTES)
         if subject is not None:
             _check_text("Subject", subject, MAX_ATTRIBUTE_VALUE_BYTES)
-        if expect is not None and not isinstance(expect, Expect):
-            raise InvalidArgumentError(f"expect must be an Expect, not {type(expect).__name__}")
-        if ttl is not None and not (isinstance(ttl, int | float) and ttl >= 1):
-            raise InvalidArgumentError(f"ttl must be at least 1 second, not {ttl!r}")
+        if expect is not None or ttl is not None:
+            _check_conditions(expect, ttl)
         return cls(
             data,
             attributes,
@@ -358,6 +356,13 @@ def _checked_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
             )
         _check_text(f"Value of attribute {key!r}", value, MAX_ATTRIBUTE_VALUE_BYTES)
     return checked
+
+
+def _check_conditions(expect: Expect | None, ttl: float | None) -> None:
+    if expect is not None and not isinstance(expect, Expect):
+        raise InvalidArgumentError(f"expect must be an Expect, not {type(expect).__name__}")
+    if ttl is not None and not (isinstance(ttl, int | float) and ttl >= 1):
+        raise InvalidArgumentError(f"ttl must be at least 1 second, not {ttl!r}")
 
 
 def _check_text(what: str, text: object, limit: int) -> None:

@@ -133,8 +133,12 @@ class InFlight:
             self.on_held()
         # What handlers called here set free is delivered by this very loop.
         self._drain_due = True
-        while self._held and self.flowing and self.handler is not None and not self._full():
-            self._deliver(self._held.popleft(), self.handler)
+        window, held = self.window, self._held
+        while held and self.flowing and self.handler is not None:
+            # What is held counts in the window, so this cannot be full while the window is not.
+            if window.messages > self._max_delivered and self._full():
+                break
+            self._deliver(held.popleft(), self.handler)
         self._drain_due = False
 
     def drain_soon(self) -> None:
@@ -201,10 +205,10 @@ class InFlight:
                 f"Subscription {self._name!r} is closed: message {message.id!r} can no longer be "
                 f"settled ({verb.value}) and will be delivered again"
             )
-        ack_id = message.ack_id
+        ack_id = message._delivery.ack_id
         self._settler.add(Settlement(ack_id, verb, seconds))
         if self._leases.end(ack_id) is not None:
-            self._let_go(message, failed=verb is Verb.NACK)
+            self._let_go(message, verb is Verb.NACK)
 
     async def settle_with_response(
         self, message: Message, verb: Verb, *, first: bool
@@ -219,7 +223,7 @@ class InFlight:
             return AckResponse.INVALID if exactly_once else AckResponse.SUCCESS
         response = self._settler.add_with_response(Settlement(message.ack_id, verb))
         if self._leases.end(message.ack_id) is not None:
-            self._let_go(message, failed=verb is Verb.NACK)
+            self._let_go(message, verb is Verb.NACK)
         return await response
 
     def modify_ack_deadline(self, message: Message, seconds: float) -> None:
@@ -245,8 +249,8 @@ class InFlight:
             self.settle(message, Verb.RELEASE, None)
             message._settled = True
 
-    def _let_go(self, message: Message, *, failed: bool) -> None:
-        self.window.release(1, message.length)
+    def _let_go(self, message: Message, failed: bool) -> None:
+        self.window.release(1, len(message._delivery.record.data))
         if self._lanes is not None:
             self._leave_lane(message, failed=failed)
         if self._held:

@@ -71,7 +71,8 @@ class SubscriptionState:
 
     def offer(self, records: Sequence[Record], now_ns: int) -> None:
         """Take in what the topic published."""
-        self._drop_expired(now_ns)
+        if self._fresh and self._fresh[0].publish_time_ns < now_ns - self._retention_ns:
+            self._drop_expired(now_ns)
         if self._ignore_before_ns:
             records = [r for r in records if r.publish_time_ns >= self._ignore_before_ns]
         if self._matches is not None:
