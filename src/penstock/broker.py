@@ -67,6 +67,8 @@ class Capabilities:
     dedupe: bool = False
     expectations: bool = False
     ttl: bool = False
+    outlives_topic: bool = False
+    """A subscription hands over what it holds after its topic was deleted."""
     seek: bool = False
     snapshots: bool = False
     replay: bool = False

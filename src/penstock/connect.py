@@ -12,7 +12,9 @@ from penstock.errors import InvalidArgumentError
 async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Broker:
     """The broker at `url`, ready to use; `aclose()` it when done.
 
-    memory://    inside this process
+    memory://                inside this process
+    local://DIR              a NATS server of our own, durable in DIR, shared by all who open it
+    nats://HOST[:PORT]       NATS JetStream; tls:// with TLS
     """
     clock = clock or Clock()
     if not isinstance(url, str):
@@ -23,6 +25,16 @@ async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Brok
             from penstock.brokers.memory import MemoryBroker
 
             return MemoryBroker(clock)
+        case "local":
+            from penstock.brokers.nats.local import LocalBroker
+
+            return await LocalBroker.open(url.partition("://")[2], clock)
+        case "nats" | "tls":
+            from penstock.brokers.nats import NatsBroker
+
+            return await NatsBroker.connect(url, clock)
         case _:
             # Only the scheme is shown: the rest may hold a password.
-            raise InvalidArgumentError(f"No broker for {scheme or 'no'}://; known: memory://")
+            raise InvalidArgumentError(
+                f"No broker for {scheme or 'no'}://; known: memory://, local://DIR, nats://, tls://"
+            )

@@ -40,6 +40,10 @@ class Lanes(Generic[T]):
         self.waiting += 1
         return False
 
+    def replace(self, key: str, item: T) -> None:
+        """Another item takes the current one's place."""
+        self._current[key] = item
+
     def leave(self, key: str) -> T | None:
         """The lane's item is done: the next one, whose turn it now is, or None."""
         queue = self._queues.get(key)

@@ -5,9 +5,13 @@ The subscription is created without ordering, so the broker sends ahead; the str
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 
-from penstock import FlowControl, Message, Streaming
+from penstock import DeadLetterPolicy, FlowControl, Message, Streaming
+from penstock.broker import TopicConfig
+from penstock.message import Settlement, Verb
+from tests.fakes import FlakyBroker, subscription_on
 from tests.scenes import now, orders
 
 
@@ -116,3 +120,61 @@ async def test_fetching_ahead_and_ordering_do_not_block_each_other():
         sub.open()
         await asyncio.sleep(1)
         assert seen == ["a", "b", "c"]
+
+
+class ForgetsOrder(FlakyBroker):
+    """Redelivers what failed only after everything fresh, and says that it does not order."""
+
+    capabilities = replace(FlakyBroker.capabilities, ordering=False)
+
+    async def settle(self, subscription, settlements):
+        late = [s for s in settlements if s.verb is Verb.NACK]
+        on_time = [s for s in settlements if s.verb is not Verb.NACK]
+        answers = await super().settle(subscription, on_time)
+        nacked = [Settlement(s.ack_id, Verb.NACK, s.seconds or 0.5) for s in late]
+        return [*answers, *await super().settle(subscription, nacked)]
+
+
+async def test_a_key_waits_for_a_failed_message_that_the_broker_brings_back_late():
+    async with subscription_on(ForgetsOrder()) as (topic, sub):
+        sub.set_options(message_ordering=True)
+        seen = []
+
+        def handle(message):
+            seen.append(message.data.decode())
+            if message.data in (b"b", b"d") and message.delivery_attempt == 1:
+                message.nack()
+            else:
+                message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        for text in "abcdef":
+            await publish(topic, text)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(5)
+        assert "".join(seen) == "abbcddef"
+
+
+async def test_a_key_does_not_wait_for_ever_for_a_message_that_went_elsewhere():
+    broker = ForgetsOrder()
+    async with subscription_on(broker) as (topic, _):
+        await broker.admin.create_topic(TopicConfig(name="dead"))
+        policy = DeadLetterPolicy(topic="dead", max_delivery_attempts=1)
+        strict = await topic.subscription("strict", dead_letter_policy=policy).create()
+        strict.set_options(message_ordering=True)
+        seen = []
+
+        def handle(message):
+            seen.append((message.data.decode(), now()))
+            if message.data == b"a":
+                message.nack()
+            else:
+                message.ack()
+
+        strict.on("message", handle)
+        strict.open()
+        await publish(topic, "a", "b")
+        await asyncio.sleep(60)
+        assert [text for text, _ in seen] == ["a", "b"]
+        assert seen[1][1] <= 6

@@ -15,9 +15,15 @@ from penstock.flow import Window
 from penstock.lanes import Lanes
 from penstock.message import AckResponse, Delivery, Message, Settlement, Verb
 from penstock.subscribing.handlers import HandlerPool
-from penstock.subscribing.leases import LeaseBook
+from penstock.subscribing.leases import LeaseBook, LeaseExtension
 from penstock.subscribing.options import SubscriberOptions
 from penstock.subscribing.settling import Settler
+
+# How long the others of an ordering key wait for one that failed to come back. Brokers that need
+# this redeliver within milliseconds; a message that was moved to the dead letters never returns.
+_RETURNS_WITHIN = 5.0
+# How leases of messages that wait behind their key are kept.
+_WHILE_PARKED = LeaseExtension(interval=600.0, jitter=0.0, max_total=3600.0)
 
 Handler: TypeAlias = Callable[[Message], Any]
 
@@ -55,6 +61,10 @@ class InFlight:
         self._held: deque[Message] = deque()
         self._lanes: Lanes[Message] | None = None
         self._outlived: set[Message] = set()
+        self._parked: set[Message] = set()
+        self._awaited: dict[str, int] = {}
+        self.broker_orders = True
+        """The broker itself lends one message of a key at a time."""
         self._drain_due = False
         self._cancelling = False
         self._closed = False
@@ -83,6 +93,8 @@ class InFlight:
             self._lanes = Lanes()
         elif not options.message_ordering and self._lanes is not None:
             self._held.extend(self._lanes.clear())
+            self._awaited.clear()
+            self._parked.clear()
             self._lanes = None
         self.drain_soon()
 
@@ -123,7 +135,7 @@ class InFlight:
             self._leases.renew(messages, now, now + extension.pause(wanted))
         self._alarm.set(self._leases.next())
         if self._lanes is not None:
-            messages = [message for message in messages if self._enter_lane(message)]
+            messages = self._enter_lanes(messages, now)
         self._held.extend(messages)
         self.drain()
 
@@ -160,6 +172,8 @@ class InFlight:
         self._held.clear()
         if self._lanes is not None:
             waiting += self._lanes.clear()
+            self._awaited.clear()
+            self._parked.clear()
         ids = [message.id for message in waiting if message in self._leases]
         for message in waiting:
             self._release(message)
@@ -259,23 +273,60 @@ class InFlight:
 
     # One of an ordering key at a time.
 
+    def _enter_lanes(self, messages: list[Message], now: float) -> list[Message]:
+        """Those whose turn it is. The others wait; where the broker sends ahead they are ours
+        for longer than their handlers alone would take, so their leases are kept."""
+        going = [message for message in messages if self._enter_lane(message)]
+        if not self.broker_orders and len(going) < len(messages):
+            parked = set(messages).difference(going)
+            self._parked |= parked
+            self._leases.renew(list(parked), now, now + self.ack_deadline / 2)
+        return going
+
     def _enter_lane(self, message: Message) -> bool:
-        key = message.ordering_key
-        return key is None or self._lanes is None or self._lanes.enter(key, message)
+        key, lanes = message.ordering_key, self._lanes
+        if key is None or lanes is None:
+            return True
+        awaited = self._awaited.get(key)
+        if awaited is not None and message._delivery.record.sequence <= awaited:
+            del self._awaited[key]
+            lanes.replace(key, message)
+            return True
+        return lanes.enter(key, message)
 
     def _leave_lane(self, message: Message, *, failed: bool) -> None:
         key, lanes = message.ordering_key, self._lanes
         if key is None or lanes is None or lanes.current(key) is not message:
+            return
+        if failed and not self.broker_orders:
+            self._await_return(message, key)
             return
         if failed:
             # The key comes back from this message: what we hold after it must come after it.
             waiting = lanes.take_waiting(key)
             for later in sorted(waiting, key=lambda waits: waits._delivery.record.sequence):
                 self._release(later)
-        following = lanes.leave(key)
+        self._next_in_lane(key)
+
+    def _next_in_lane(self, key: str) -> None:
+        following = self._lanes.leave(key) if self._lanes is not None else None
         if following is not None:
+            self._parked.discard(following)
             self._held.append(following)
             self.drain_soon()
+
+    def _await_return(self, message: Message, key: str) -> None:
+        """Keep the lane until a failed message is back, whatever comes before it: this broker
+        may send later messages of the key first. Not for ever: it may have gone elsewhere."""
+        sequence = message._delivery.record.sequence
+        self._awaited[key] = sequence
+        loop = asyncio.get_running_loop()
+        loop.call_later(_RETURNS_WITHIN, self._stop_awaiting, key, sequence)
+
+    def _stop_awaiting(self, key: str, sequence: int) -> None:
+        if self._awaited.get(key) == sequence and not self._closed:
+            del self._awaited[key]
+            self._next_in_lane(key)
 
     # Leases end or are renewed.
 
@@ -286,12 +337,12 @@ class InFlight:
         return self._leases.next()
 
     def _renew(self, now: float) -> None:
-        extension = self._options.lease_extension
-        renewals = self._leases.pop_renewals(now, extension.max_total if extension else 0.0)
-        if extension is None:
-            return
+        extension = self._options.lease_extension or _WHILE_PARKED
+        always = self._options.lease_extension is not None
         ends = now + self.ack_deadline
-        for message, since in renewals:
+        for message, since in self._leases.pop_renewals(now, extension.max_total):
+            if not always and message not in self._parked:
+                continue
             ack_id = message.ack_id
             if (self._leases.ends(ack_id) or 0.0) < ends:
                 self._settler.add(Settlement(ack_id, Verb.EXTEND, self.ack_deadline))
@@ -303,6 +354,7 @@ class InFlight:
         if not messages:
             return
         self._held = deque(m for m in self._held if m in self._leases)
+        self._parked.difference_update(messages)
         if self._lanes is not None:
             self._lanes.keep_waiting(self._leases.__contains__)
         for message in messages:
@@ -341,6 +393,7 @@ class InFlight:
         self._leases.clear()
         self._held.clear()
         self._outlived.clear()
+        self._parked.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         # Owned here: `abandon` cancels every task and waits for it.

@@ -78,6 +78,10 @@ class Settler:
                 await self._send_next()
             self._idle.set()
 
+    async def flushed(self) -> None:
+        """Wait until everything is sent."""
+        await self._idle.wait()
+
     async def drain(self, timeout: float) -> int:
         """Wait until everything is sent, at most `timeout` seconds; returns what was not."""
         try:

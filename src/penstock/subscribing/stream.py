@@ -271,6 +271,13 @@ class MessageStream:
         while True:
             try:
                 broker = broker or await self._source.broker()
+                self._inflight.broker_orders = broker.capabilities.ordering
+                if self._options.message_ordering and not broker.capabilities.ordering:
+                    # We keep the order ourselves: one pull at a time, and none before the broker
+                    # knows what came back.
+                    if asyncio.current_task() is not self._pullers[0]:
+                        return
+                    await self._settler.flushed()
                 await self._pull(broker)
             except Exception as error:
                 if not getattr(error, "retryable", True):

@@ -36,6 +36,7 @@ class MemoryBroker:
         delivery_attempts=True,
         dedupe=True,
         expectations=True,
+        outlives_topic=True,
         seek=True,
         snapshots=True,
         replay=True,

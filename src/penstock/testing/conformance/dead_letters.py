@@ -52,7 +52,7 @@ class DeadLetters:
         dead = scene.receive(graveyard)
         await topic.publish_message(b"poison")
         await scene.eventually(lambda: dead)
-        assert await scene.backlog(sub) == 0
+        await scene.backlog_becomes(sub, 0)
 
     @behaviour("dead_letters")
     async def test_missed_deadlines_count_as_attempts(self, scene: Scene) -> None:

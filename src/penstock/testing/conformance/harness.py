@@ -110,8 +110,14 @@ class Scene:
         [response] = await self.broker.settle(subscription.name, [settlement])
         return response
 
-    async def backlog(self, subscription: Subscription) -> int:
-        return (await subscription.describe()).backlog
+    async def backlog_becomes(self, subscription: Subscription, count: int) -> None:
+        """A broker may take a moment to count what was settled."""
+        for _ in range(50):
+            status = await subscription.describe()
+            if status.backlog == count:
+                return
+            await self.seconds(0.05)
+        raise AssertionError(f"The backlog is {status.backlog}, not {count}")
 
     async def seconds(self, count: float) -> None:
         """Let time pass."""

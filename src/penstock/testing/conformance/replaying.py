@@ -58,7 +58,7 @@ class Replaying:
         [third] = [d for d in await scene.pull(sub) if d.record.data == b"three"]
         moment = third.record.publish_time_ns
         await sub.seek(PreciseTime.from_ns(moment))
-        assert await scene.backlog(sub) == 1
+        await scene.backlog_becomes(sub, 1)
 
     @behaviour("seek")
     async def test_a_late_ack_does_not_consume_the_replay(self, scene: Scene) -> None:

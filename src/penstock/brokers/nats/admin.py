@@ -1,0 +1,191 @@
+"""What operators do to JetStream. Nothing is changed that was not asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from penstock.broker import SubscriptionConfig, SubscriptionStatus, TopicConfig, TopicStatus
+from penstock.brokers.nats.catalogue import (
+    Catalogue,
+    Consumer,
+    consumer_config,
+    consumer_of,
+    stream_config,
+    topic_config,
+)
+from penstock.brokers.nats.connection import Connection
+from penstock.brokers.nats.headers import decode_name, encode_name
+from penstock.brokers.nats.log import NatsLog
+from penstock.brokers.nats.rescue import ADVISORIES, Rescue
+from penstock.clock import NS, Clock, to_ns
+from penstock.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    PenstockError,
+    SubscriptionNotFoundError,
+    TopicNotFoundError,
+    UnimplementedError,
+)
+from penstock.filters import parse_filter
+
+
+class NatsAdmin:
+    def __init__(
+        self,
+        connection: Connection,
+        catalogue: Catalogue,
+        log: NatsLog,
+        rescue: Rescue,
+        clock: Clock,
+    ) -> None:
+        self._rescue = rescue
+        self._connection = connection
+        self._catalogue = catalogue
+        self._log = log
+        self._clock = clock
+
+    async def create_topic(self, config: TopicConfig) -> None:
+        # The server takes the same configuration twice without a word; users are to be told.
+        if await self._exists(config.name):
+            raise _exists("Topic", config.name)
+        await self._connection.request(
+            f"STREAM.CREATE.{encode_name(config.name)}", stream_config(config)
+        )
+
+    async def delete_topic(self, topic: str) -> None:
+        await self._connection.request(
+            f"STREAM.DELETE.{encode_name(topic)}", missing=lambda: TopicNotFoundError(topic)
+        )
+
+    async def list_topics(self) -> Sequence[str]:
+        streams = await self._catalogue.streams()
+        return sorted(decode_name(name) for name in streams if name != ADVISORIES)
+
+    async def describe_topic(self, topic: str) -> TopicStatus:
+        info = await self._catalogue.stream_info(topic)
+        names = await self._catalogue.consumers(encode_name(topic))
+        return TopicStatus(
+            config=topic_config(info),
+            subscriptions=tuple(sorted(decode_name(name) for name in names)),
+            published=info["state"]["last_seq"],
+        )
+
+    async def create_subscription(self, config: SubscriptionConfig) -> None:
+        if config.filter:
+            parse_filter(config.filter)
+        topic = await self._catalogue.stream_info(config.topic)
+        if config.dead_letter_policy is not None:
+            await self._catalogue.stream_info(config.dead_letter_policy.topic)
+        try:
+            await self._catalogue.consumer_info(config.name)
+        except SubscriptionNotFoundError:
+            await self._create_consumer(config, topic["state"]["last_seq"] + 1)
+        else:
+            raise _exists("Subscription", config.name)
+
+    async def _create_consumer(self, config: SubscriptionConfig, first: int) -> None:
+        """A consumer that begins at sequence `first` and can be moved back later.
+
+        A consumer created to see only what is new cannot be moved, so it is created to see
+        everything and moved to where it should begin before anybody pulls.
+        """
+        stream, name = encode_name(config.topic), encode_name(config.name)
+        info = await self._connection.request(
+            f"CONSUMER.CREATE.{stream}.{name}",
+            {"stream_name": stream, "action": "create", "config": consumer_config(config)},
+            missing=lambda: TopicNotFoundError(config.topic),
+        )
+        consumer = consumer_of(info)
+        try:
+            await self._reset(consumer, first)
+            if config.dead_letter_policy is not None:
+                await self._rescue.prepare(consumer)
+        except PenstockError:
+            await self._connection.request(f"CONSUMER.DELETE.{stream}.{name}")
+            raise
+        self._catalogue.remember(config.name, info)
+
+    async def _reset(self, consumer: Consumer, sequence: int) -> None:
+        if sequence == 1:
+            return
+        await self._connection.request(
+            f"CONSUMER.RESET.{consumer.stream}.{consumer.name}",
+            {"seq": sequence},
+            missing=lambda: UnimplementedError(
+                "This NATS server cannot move consumers; version 2.14 or newer can"
+            ),
+        )
+
+    async def delete_subscription(self, subscription: str) -> None:
+        consumer = await self._catalogue.consumer(subscription)
+        self._catalogue.forget(subscription)
+        await self._connection.request(
+            f"CONSUMER.DELETE.{consumer.stream}.{consumer.name}",
+            missing=lambda: SubscriptionNotFoundError(subscription),
+        )
+        if consumer.config.dead_letter_policy is not None:
+            await self._rescue.forget(consumer)
+
+    async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
+        if topic is not None:
+            return (await self.describe_topic(topic)).subscriptions
+        names: list[str] = []
+        for stream in await self._catalogue.streams():
+            if stream != ADVISORIES:
+                names += await self._catalogue.consumers(stream)
+        return sorted(decode_name(name) for name in names)
+
+    async def describe_subscription(self, subscription: str) -> SubscriptionStatus:
+        info = await self._catalogue.consumer_info(subscription)
+        config = consumer_of(info).config
+        backlog = info["num_pending"] + info["num_ack_pending"]
+        age = 0.0
+        if backlog:
+            after = info["ack_floor"]["stream_seq"]
+            oldest = await self._log.first_after(config.topic, after)
+            if oldest is not None:
+                age = max(0.0, (self._clock.time_ns() - oldest.publish_time_ns) / NS)
+        return SubscriptionStatus(
+            config=config, backlog=backlog, leased=info["num_ack_pending"], oldest_age=age
+        )
+
+    async def create_snapshot(self, snapshot: str, subscription: str) -> None:  # noqa: ARG002
+        raise _no_snapshots()
+
+    async def delete_snapshot(self, snapshot: str) -> None:  # noqa: ARG002
+        raise _no_snapshots()
+
+    async def seek(self, subscription: str, to: datetime | str) -> None:
+        if isinstance(to, str):
+            raise _no_snapshots()
+        if not isinstance(to, datetime) or to.tzinfo is None:
+            raise InvalidArgumentError(
+                f"Subscription {subscription!r} seeks to an aware datetime (with a time zone), "
+                f"not {to!r}"
+            )
+        consumer = consumer_of(await self._catalogue.consumer_info(subscription))
+        record = await self._log.first_since(consumer.config.topic, to_ns(to))
+        if record is None:
+            extent = await self._log.extent(consumer.config.topic)
+            await self._reset(consumer, extent.last + 1)
+        else:
+            await self._connection.request(
+                f"CONSUMER.RESET.{consumer.stream}.{consumer.name}", {"seq": record.sequence}
+            )
+
+    async def _exists(self, topic: str) -> bool:
+        try:
+            await self._catalogue.stream_info(topic)
+        except NotFoundError:
+            return False
+        return True
+
+
+def _exists(kind: str, name: str) -> AlreadyExistsError:
+    return AlreadyExistsError(f"{kind} already exists: {name!r}; use it, or delete it first")
+
+
+def _no_snapshots() -> UnimplementedError:
+    return UnimplementedError("JetStream has no snapshots of subscriptions; seek to a time instead")

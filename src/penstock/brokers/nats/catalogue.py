@@ -1,0 +1,181 @@
+"""What a subscription is on the server: its stream, its consumer, its configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.broker import (
+    DAY,
+    DeadLetterPolicy,
+    RetryPolicy,
+    SubscriptionConfig,
+    TopicConfig,
+)
+from penstock.brokers.nats.connection import Connection
+from penstock.brokers.nats.headers import decode_name, encode_name
+from penstock.clock import NS
+from penstock.errors import SubscriptionNotFoundError, TopicNotFoundError
+
+_MARK = "penstock"
+_KEEP_AT_LEAST = 7 * DAY
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """Where a subscription lives."""
+
+    stream: str
+    name: str
+    config: SubscriptionConfig
+
+
+class Catalogue:
+    """Finds streams and consumers, and remembers where they are."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._consumers: dict[str, Consumer] = {}
+
+    async def consumer(self, subscription: str) -> Consumer:
+        known = self._consumers.get(subscription)
+        if known is None:
+            known = consumer_of(await self.consumer_info(subscription))
+            self._consumers[subscription] = known
+        return known
+
+    def forget(self, subscription: str) -> None:
+        self._consumers.pop(subscription, None)
+
+    def remember(self, subscription: str, info: dict[str, Any]) -> None:
+        self._consumers[subscription] = consumer_of(info)
+
+    async def consumer_info(self, subscription: str) -> dict[str, Any]:
+        """The server's own description; looks through the topics for it."""
+        known = self._consumers.get(subscription)
+        name = encode_name(subscription)
+        streams = [known.stream] if known is not None else await self.streams()
+        for stream in streams:
+            try:
+                return await self._connection.request(
+                    f"CONSUMER.INFO.{stream}.{name}",
+                    missing=lambda: SubscriptionNotFoundError(subscription),
+                )
+            except SubscriptionNotFoundError:
+                continue
+        self.forget(subscription)
+        raise SubscriptionNotFoundError(subscription)
+
+    async def stream_info(self, topic: str) -> dict[str, Any]:
+        return await self._connection.request(
+            f"STREAM.INFO.{encode_name(topic)}", missing=lambda: TopicNotFoundError(topic)
+        )
+
+    async def streams(self) -> list[str]:
+        """The names of our streams, all of them or those the address names."""
+        if self._connection.options.topics:
+            return [encode_name(topic) for topic in self._connection.options.topics]
+        return await self._all("STREAM.NAMES", "streams")
+
+    async def consumers(self, stream: str) -> list[str]:
+        return await self._all(f"CONSUMER.NAMES.{stream}", "consumers")
+
+    async def _all(self, subject: str, field: str) -> list[str]:
+        found: list[str] = []
+        while True:
+            page = await self._connection.request(subject, {"offset": len(found)})
+            found += page.get(field) or []
+            if not page.get(field) or len(found) >= page["total"]:
+                return found
+
+
+def stream_config(config: TopicConfig) -> dict[str, Any]:
+    """A topic as a stream: kept by age, in a file, read by anybody who may."""
+    keep = config.message_retention or _KEEP_AT_LEAST
+    window = min(config.duplicate_window, keep) or 0.1
+    return {
+        "name": encode_name(config.name),
+        "subjects": [config.name, f"{config.name}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "old",
+        "max_age": int(keep * NS),
+        "duplicate_window": int(window * NS),
+        "allow_direct": True,
+        "allow_atomic": True,
+        "allow_msg_ttl": True,
+        "metadata": {
+            _MARK: msgspec.json.encode(
+                {"retention": config.message_retention, "duplicates": config.duplicate_window}
+            ).decode()
+        },
+    }
+
+
+def topic_config(info: dict[str, Any]) -> TopicConfig:
+    config = info["config"]
+    marked = _marked(config)
+    return TopicConfig(
+        name=decode_name(config["name"]),
+        message_retention=marked.get("retention", min(config["max_age"] / NS, 31 * DAY)),
+        duplicate_window=marked.get("duplicates", config.get("duplicate_window", 0) / NS),
+    )
+
+
+def consumer_config(config: SubscriptionConfig) -> dict[str, Any]:
+    """A subscription as a durable pull consumer. No `backoff`: it would replace `ack_wait`."""
+    policy, retry = config.dead_letter_policy, config.retry_policy
+    mark = {
+        "ordering": config.message_ordering,
+        "exactly_once": config.enable_exactly_once_delivery,
+        "filter": config.filter,
+        "dead_letters": policy and [policy.topic, policy.max_delivery_attempts],
+        "retry": retry and [retry.minimum_backoff, retry.maximum_backoff],
+        "retain_acked": config.retain_acked_messages,
+        "retention": config.message_retention,
+    }
+    name = encode_name(config.name)
+    return {
+        "name": name,
+        "durable_name": name,
+        "ack_policy": "explicit",
+        "ack_wait": int(config.ack_deadline * NS),
+        "max_deliver": policy.max_delivery_attempts if policy else -1,
+        "max_ack_pending": -1,
+        "max_waiting": 512,
+        "metadata": {_MARK: msgspec.json.encode(mark).decode()},
+        "deliver_policy": "all",
+    }
+
+
+def consumer_of(info: dict[str, Any]) -> Consumer:
+    config = info["config"]
+    marked = _marked(config)
+    dead, retry = marked.get("dead_letters"), marked.get("retry")
+    return Consumer(
+        info["stream_name"],
+        info["name"],
+        SubscriptionConfig(
+            name=decode_name(info["name"]),
+            topic=decode_name(info["stream_name"]),
+            ack_deadline=min(config.get("ack_wait", 30 * NS) / NS, 600.0),
+            message_ordering=marked.get("ordering", False),
+            enable_exactly_once_delivery=marked.get("exactly_once", False),
+            filter=marked.get("filter", ""),
+            dead_letter_policy=DeadLetterPolicy(topic=dead[0], max_delivery_attempts=dead[1])
+            if dead
+            else None,
+            retry_policy=RetryPolicy(minimum_backoff=retry[0], maximum_backoff=retry[1])
+            if retry
+            else None,
+            retain_acked_messages=marked.get("retain_acked", False),
+            message_retention=marked.get("retention", 7 * DAY),
+        ),
+    )
+
+
+def _marked(config: dict[str, Any]) -> dict[str, Any]:
+    """What Penstock wrote down; nothing when somebody else made it."""
+    text = (config.get("metadata") or {}).get(_MARK)
+    decoded: dict[str, Any] = msgspec.json.decode(text) if text else {}
+    return decoded

@@ -1,0 +1,330 @@
+"""Publishing: pipelined, or as atomic batches where the server syncs every write."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.brokers.nats.connection import Connection, api_error
+from penstock.brokers.nats.headers import check_subject, encode_header, status_of
+from penstock.brokers.nats.wire import publish_operation
+from penstock.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    PenstockError,
+    PermissionDeniedError,
+    TopicNotFoundError,
+    UnavailableError,
+)
+from penstock.message import Draft, PublishFault, Receipt
+
+# JetStream takes at most 1000 messages in an atomic batch; the bytes are bounded so that one batch
+# does not hold up the connection.
+_BATCH_MESSAGES = 1000
+_BATCH_BYTES = 4 * 2**20
+
+
+class _Ack(msgspec.Struct):
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    batch: str = ""
+    count: int = 0
+    error: dict[str, object] | None = None
+
+
+_decode_ack = msgspec.json.Decoder(_Ack).decode
+
+
+class _Call:
+    """Answers to one write, by index, as they came: header block and payload."""
+
+    __slots__ = ("answers", "done", "left")
+
+    def __init__(self, expected: int, total: int) -> None:
+        self.answers: list[tuple[bytes, bytes] | None] = [None] * total
+        self.left = expected
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def answer(self, index: int, block: bytes, payload: bytes) -> None:
+        if self.answers[index] is None:
+            self.left -= 1
+        self.answers[index] = (block, payload)
+        if self.left <= 0 and not self.done.done():
+            self.done.set_result(None)
+
+
+class Publishing:
+    """The publishing half of a connection. Every draft is answered for itself."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._wire = connection.wire
+        self._prefix = f"{connection.options.inbox_prefix}.{secrets.token_hex(8)}"
+        self._calls: dict[bytes, _Call] = {}
+        self._names = itertools.count(1)
+        self._at = len(self._prefix) + 1
+        self._committers: dict[str, _Committer] = {}
+        self._wire.on_loss(self._on_loss)
+
+    async def open(self) -> None:
+        await self._wire.subscribe(f"{self._prefix}.>", self._on_answer)
+
+    def denied(self, text: str) -> None:
+        """The server refused something we sent: say so instead of waiting for the deadline."""
+        self._fail_calls(
+            PermissionDeniedError(f"The NATS server refused: {text}; check this user's permissions")
+        )
+
+    async def publish(
+        self, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        self._wire.check_connected()
+        answers: list[Receipt | PublishFault | None] = [None] * len(drafts)
+        operations: list[tuple[int, bytes, bytes]] = []
+        limit = self._wire.max_payload
+        for at, draft in enumerate(drafts):
+            try:
+                subject = check_subject(topic, draft.subject) if draft.subject else topic.encode()
+                header = encode_header(draft)
+                if len(header) + len(draft.data) > limit:
+                    raise InvalidArgumentError(
+                        f"Message of {len(draft.data):,} bytes with {len(header):,} bytes of "
+                        f"headers is larger than the NATS server takes ({limit:,})"
+                    )
+            except InvalidArgumentError as error:
+                answers[at] = PublishFault(error)
+            else:
+                operations.append((at, subject, header))
+        if operations:
+            if self._connection.options.group_commit and len(drafts) <= _BATCH_MESSAGES:
+                committer = self._committers.get(topic)
+                if committer is None:
+                    committer = self._committers[topic] = _Committer(self, topic)
+                await committer.commit(drafts, operations, answers)
+            else:
+                await self.pipeline(topic, drafts, operations, answers)
+        return answers  # type: ignore[return-value]
+
+    async def pipeline(
+        self,
+        topic: str,
+        drafts: Sequence[Draft],
+        operations: list[tuple[int, bytes, bytes]],
+        answers: list[Receipt | PublishFault | None],
+    ) -> None:
+        """Send each by itself, all at once, and wait for all acks."""
+        name = b"%d" % next(self._names)
+        call = self._calls[name] = _Call(len(operations), len(drafts))
+        reply = b"%b.%b." % (self._prefix.encode(), name)
+        parts = [
+            publish_operation(subject, b"%b%d" % (reply, at), header, drafts[at].data)
+            for at, subject, header in operations
+        ]
+        error = await self._send(call, name, parts)
+        for at, _, _ in operations:
+            answers[at] = self._receipt(topic, drafts[at], call.answers[at], error)
+
+    async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
+        """Write and wait; returns what to say of those that were not answered."""
+        try:
+            await self._wire.write(parts)
+            async with asyncio.timeout(self._connection.options.timeout):
+                await call.done
+        except TimeoutError:
+            return DeadlineExceededError(
+                f"The NATS server did not acknowledge within "
+                f"{self._connection.options.timeout:g} s; the message may or may not be stored"
+            )
+        except PenstockError as error:
+            return error
+        finally:
+            del self._calls[name]
+        return InternalError("The NATS server did not answer")
+
+    def _receipt(
+        self,
+        topic: str,
+        draft: Draft,
+        answer: tuple[bytes, bytes] | None,
+        otherwise: PenstockError,
+    ) -> Receipt | PublishFault:
+        if answer is None:
+            return PublishFault(otherwise)
+        block, payload = answer
+        if block:
+            code, text = status_of(block)
+            return PublishFault(
+                TopicNotFoundError(topic)
+                if code == 503
+                else InternalError(f"The NATS server answered {code} {text}")
+            )
+        ack = _decode_ack(payload)
+        if ack.error is not None:
+            return PublishFault(api_error(ack.error, lambda: TopicNotFoundError(topic)))
+        return Receipt(draft.message_id or f"{topic}-{ack.seq}", ack.seq, ack.duplicate)
+
+    def _on_answer(self, subject: bytes, _reply: bytes, block: bytes, payload: bytes) -> None:
+        name, _, index = subject[self._at :].partition(b".")
+        call = self._calls.get(name)
+        if call is not None:
+            call.answer(int(index), block, payload)
+
+    def _on_loss(self) -> None:
+        self._fail_calls(
+            UnavailableError(
+                "The connection to the NATS server was lost before it acknowledged; the message "
+                "may or may not be stored"
+            )
+        )
+
+    def _fail_calls(self, error: PenstockError) -> None:
+        for call in list(self._calls.values()):
+            if not call.done.done():
+                call.done.set_exception(error)
+
+    # Atomic batches.
+
+    async def atomic(
+        self, topic: str, waiting: list[tuple[Draft, bytes]]
+    ) -> list[Receipt | PublishFault] | None:
+        """Store all or none; None when the server refused the batch as a whole."""
+        name = b"%d" % next(self._names)
+        call = self._calls[name] = _Call(1, 1)
+        reply = b"%b.%b.0" % (self._prefix.encode(), name)
+        batch = secrets.token_hex(8).encode()
+        last = len(waiting)
+        parts = []
+        for number, (draft, subject) in enumerate(waiting, 1):
+            extra = b"Nats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n" % (batch, number)
+            if number == last:
+                extra += b"Nats-Batch-Commit: 1\r\n"
+            header = encode_header(draft, extra)
+            answer_to = reply if number == last else b""
+            parts.append(publish_operation(subject, answer_to, header, draft.data))
+        error = await self._send(call, name, parts)
+        answer = call.answers[0]
+        if answer is None:
+            return [PublishFault(error)] * last
+        block, payload = answer
+        if block:
+            code, _ = status_of(block)
+            return [PublishFault(TopicNotFoundError(topic))] * last if code == 503 else None
+        ack = _decode_ack(payload)
+        if ack.error is not None or ack.count != last:
+            return None
+        first = ack.seq - last + 1
+        return [
+            Receipt(draft.message_id or f"{topic}-{first + n}", first + n)
+            for n, (draft, _) in enumerate(waiting)
+        ]
+
+
+class _Committer:
+    """Group commit for one topic: what waits while the wire is busy goes out together.
+
+    A lone message goes at once. A batch that the server refuses, because one of its ids is a
+    duplicate or one of its expectations fails, is sent again message by message.
+    """
+
+    def __init__(self, publishing: Publishing, topic: str) -> None:
+        self._publishing = publishing
+        self._topic = topic
+        self._waiting: list[_Entry] = []
+        self._busy = False
+
+    async def commit(
+        self,
+        drafts: Sequence[Draft],
+        operations: list[tuple[int, bytes, bytes]],
+        answers: list[Receipt | PublishFault | None],
+    ) -> None:
+        entry = _Entry(drafts, operations, answers)
+        self._waiting.append(entry)
+        if self._busy:
+            try:
+                await entry.done
+            except asyncio.CancelledError:
+                if entry.turn:
+                    self._pass_on()  # It was our turn; somebody else must take it.
+                raise
+            if not entry.turn:
+                return
+        # Our turn to send, for ourselves and all who wait.
+        self._busy = True
+        try:
+            batch = self._take()
+            await self._send(batch)
+        finally:
+            self._pass_on()
+        for other in batch:
+            if not other.done.done():
+                other.done.set_result(None)
+
+    def _take(self) -> list[_Entry]:
+        batch: list[_Entry] = []
+        messages = size = 0
+        for entry in self._waiting:
+            if batch and (
+                messages + len(entry.operations) > _BATCH_MESSAGES
+                or size + entry.size > _BATCH_BYTES
+            ):
+                break
+            batch.append(entry)
+            messages += len(entry.operations)
+            size += entry.size
+        del self._waiting[: len(batch)]
+        return batch
+
+    def _pass_on(self) -> None:
+        """The next in line sends what has come together meanwhile."""
+        for entry in self._waiting:
+            if not entry.done.done():
+                entry.turn = True
+                entry.done.set_result(None)
+                return
+        self._busy = False
+
+    async def _send(self, batch: list[_Entry]) -> None:
+        flat = [(entry, at, subject) for entry in batch for at, subject, _ in entry.operations]
+        outcome = None
+        conditional = any(entry.drafts[at].expect is not None for entry, at, _ in flat)
+        if len(flat) > 1 and not conditional:
+            waiting = [(entry.drafts[at], subject) for entry, at, subject in flat]
+            outcome = await self._publishing.atomic(self._topic, waiting)
+        if outcome is not None:
+            for (entry, at, _), answer in zip(flat, outcome, strict=True):
+                entry.answers[at] = answer
+            return
+        await asyncio.gather(
+            *(
+                self._publishing.pipeline(
+                    self._topic, entry.drafts, entry.operations, entry.answers
+                )
+                for entry in batch
+            )
+        )
+
+
+class _Entry:
+    """One caller's drafts, waiting to be committed."""
+
+    __slots__ = ("answers", "done", "drafts", "operations", "size", "turn")
+
+    def __init__(
+        self,
+        drafts: Sequence[Draft],
+        operations: list[tuple[int, bytes, bytes]],
+        answers: list[Receipt | PublishFault | None],
+    ) -> None:
+        self.drafts = drafts
+        self.operations = operations
+        self.answers = answers
+        self.size = sum(len(drafts[at].data) for at, _, _ in operations)
+        self.turn = False
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,0 +1,209 @@
+"""Pulling and settling: raw messages in, raw acks out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.brokers.nats.catalogue import Consumer
+from penstock.brokers.nats.connection import Connection
+from penstock.brokers.nats.headers import status_of
+from penstock.brokers.nats.wire import publish_operation
+from penstock.clock import NS
+from penstock.errors import (
+    DeadlineExceededError,
+    PenstockError,
+    SubscriptionNotFoundError,
+    UnavailableError,
+)
+
+Raw: TypeAlias = tuple[bytes, bytes, bytes, bytes]
+"""Subject, reply, header block and payload of a message."""
+
+_NO_RESPONDERS, _NO_MESSAGES, _TIMED_OUT, _CONFLICT = 503, 404, 408, 409
+
+
+class Inbox:
+    """A subject of our own, and what came in on it since the last request."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject.encode()
+        self.messages: list[Raw] = []
+        self.wanted = 0
+        self.status = (0, "")
+        self.done: asyncio.Future[None] | None = None
+        self.unsubscribe: Callable[[], Awaitable[None]] | None = None
+        self.on_stray: Callable[[bytes], None] | None = None
+
+    def expect(self, count: int) -> asyncio.Future[None]:
+        self.messages = []
+        self.wanted = count
+        self.status = (0, "")
+        self.done = asyncio.get_running_loop().create_future()
+        return self.done
+
+    def receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
+        done = self.done
+        if done is None or done.done():
+            if self.on_stray is not None and reply:
+                self.on_stray(reply)
+            return
+        if block and not payload:
+            status = status_of(block)
+            if status[0]:
+                self.status = status
+                done.set_result(None)
+                return
+        self.messages.append((subject, reply, block, payload))
+        if len(self.messages) == self.wanted:
+            done.set_result(None)
+
+    def fail(self, error: PenstockError) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(error)
+
+
+class Pulling:
+    """The receiving half of a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._wire = connection.wire
+        self._prefix = f"{connection.options.inbox_prefix}.{secrets.token_hex(8)}"
+        self._names = itertools.count(1)
+        self._idle: list[Inbox] = []
+        self._busy: set[Inbox] = set()
+        self._strays: set[asyncio.Task[None]] = set()
+        self._wire.on_loss(self._on_loss)
+
+    async def pull(
+        self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
+    ) -> list[Raw]:
+        """What is there now; else the first that comes within `wait` seconds and what follows."""
+        inbox = await self._take_inbox()
+        try:
+            found = await self._ask(inbox, consumer, max_messages, max_bytes, 0)
+            if not found and wait > 0:
+                found = await self._ask(inbox, consumer, 1, 0, wait)
+                left = max_bytes - sum(len(raw[3]) for raw in found)
+                if found and max_messages > 1 and left > 0:
+                    found += await self._ask(inbox, consumer, max_messages - 1, left, 0)
+        except BaseException:
+            self._abandon(inbox)
+            raise
+        self._busy.discard(inbox)
+        self._idle.append(inbox)
+        return found
+
+    async def write_acks(self, acks: list[tuple[bytes, bytes]]) -> None:
+        """Answer deliveries by their ack subjects, without waiting for the server."""
+        await self._wire.write([publish_operation(to, b"", b"", verb) for to, verb in acks])
+
+    async def write_acks_and_wait(self, acks: list[tuple[bytes, bytes]]) -> None:
+        """The same, until the server has confirmed all of them."""
+        inbox = await self._take_inbox()
+        try:
+            done = inbox.expect(len(acks))
+            await self._wire.write(
+                [publish_operation(to, inbox.subject, b"", verb) for to, verb in acks]
+            )
+            await self._within(done, self._connection.options.timeout)
+        except BaseException:
+            self._abandon(inbox)
+            raise
+        self._busy.discard(inbox)
+        self._idle.append(inbox)
+
+    async def read(self, subject: str, request: object, count: int) -> tuple[list[Raw], int]:
+        """Ask for up to `count` messages that end with a status; returns both."""
+        inbox = await self._take_inbox()
+        try:
+            done = inbox.expect(count + 1)
+            body = msgspec.json.encode(request)
+            await self._wire.write([publish_operation(subject.encode(), inbox.subject, b"", body)])
+            await self._within(done, self._connection.options.timeout)
+        except BaseException:
+            self._abandon(inbox)
+            raise
+        self._busy.discard(inbox)
+        self._idle.append(inbox)
+        return inbox.messages, inbox.status[0]
+
+    async def _ask(
+        self, inbox: Inbox, consumer: Consumer, batch: int, max_bytes: int, wait: float
+    ) -> list[Raw]:
+        request: dict[str, object] = {"batch": batch}
+        if wait:
+            request["expires"] = int(wait * NS)
+        else:
+            request["no_wait"] = True
+        if max_bytes:
+            request["max_bytes"] = max_bytes
+        done = inbox.expect(batch)
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}".encode()
+        body = msgspec.json.encode(request)
+        await self._wire.write([publish_operation(subject, inbox.subject, b"", body)])
+        await self._within(done, wait + self._connection.options.timeout)
+        code, text = inbox.status
+        if not inbox.messages and code not in (0, _NO_MESSAGES, _TIMED_OUT):
+            if code == _CONFLICT and "MaxBytes" in text:
+                # A message larger than the room asked for: it must get through some time.
+                return await self._ask(inbox, consumer, 1, 0, 0)
+            raise _failure(consumer, code, text)
+        return inbox.messages
+
+    async def _within(self, done: asyncio.Future[None], seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await done
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"The NATS server did not answer within {seconds:g} s; check the connection and "
+                "this user's permissions"
+            ) from None
+
+    async def _take_inbox(self) -> Inbox:
+        self._wire.check_connected()
+        inbox = self._idle.pop() if self._idle else None
+        if inbox is None:
+            inbox = Inbox(f"{self._prefix}.{next(self._names)}")
+            inbox.on_stray = self._on_stray
+            inbox.unsubscribe = await self._wire.subscribe(inbox.subject.decode(), inbox.receive)
+        self._busy.add(inbox)
+        return inbox
+
+    def _abandon(self, inbox: Inbox) -> None:
+        """A request that was given up: what still comes for it is given back."""
+        self._busy.discard(inbox)
+        for _, reply, _, _ in inbox.messages:
+            if reply:
+                self._on_stray(reply)
+        if inbox.done is not None and not inbox.done.done():
+            inbox.done.cancel()
+        # The request may live on at the server for a while; the inbox is not used again.
+
+    def _on_stray(self, reply: bytes) -> None:
+        if self._wire.connected:
+            # Owned here, and short: one write.
+            task = asyncio.get_running_loop().create_task(self.write_acks([(reply, b"-NAK")]))
+            self._strays.add(task)
+            task.add_done_callback(self._strays.discard)
+
+    def _on_loss(self) -> None:
+        error = UnavailableError("The connection to the NATS server was lost")
+        for inbox in list(self._busy):
+            inbox.fail(error)
+
+
+def _failure(consumer: Consumer, code: int, text: str) -> PenstockError:
+    name = consumer.config.name
+    if code == _NO_RESPONDERS or "Consumer Deleted" in text or "Stream Deleted" in text:
+        return SubscriptionNotFoundError(
+            name, f"it or its topic {consumer.config.topic!r} was deleted; create it again"
+        )
+    return UnavailableError(f"Subscription {name!r}: the NATS server answered {code} {text}")
