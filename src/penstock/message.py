@@ -71,8 +71,12 @@ class Draft(Struct, frozen=True, gc=False):
         *,
         expect: Expect | None = None,
         ttl: float | None = None,
+        own_id: str | None = None,
     ) -> Draft:
-        """A draft every broker accepts, or `InvalidArgumentError`."""
+        """A draft every broker accepts, or `InvalidArgumentError`.
+
+        `own_id` is a message id of our own making, used when the caller gave none.
+        """
         if type(data) is not bytes:
             data = _as_bytes(data)
         if len(data) > MAX_DATA_BYTES:
@@ -93,7 +97,7 @@ class Draft(Struct, frozen=True, gc=False):
             data,
             attributes,
             ordering_key or None,
-            message_id or None,
+            message_id or own_id,
             subject or None,
             expect,
             ttl,

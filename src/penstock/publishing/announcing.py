@@ -19,12 +19,9 @@ class Announcer:
 
     def __init__(self, listener: PublisherListener | None) -> None:
         self._listener = listener
+        self.has_listener = listener is not None
         self._waiting: deque[Awaitable[Any]] = deque()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def has_listener(self) -> bool:
-        return self._listener is not None
 
     def tell(self, event: str, *args: Any) -> None:
         if self._listener is None:

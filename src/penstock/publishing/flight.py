@@ -97,7 +97,8 @@ class Flight(Struct, eq=False):
         """The one way into a terminal state."""
         self.state = state
         self._result = result
-        self._settle_ack()
+        if self._ack is not None:
+            self._settle_ack()
 
     def _settle_ack(self) -> None:
         if self._ack is None or self._result is None or self._ack.done():

@@ -8,11 +8,12 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
 from penstock.broker import Broker, check_duration, check_name
-from penstock.clock import Clock
+from penstock.clock import NS, Clock
 from penstock.deadlines import Deadlines
 from penstock.errors import (
     ClosedError,
@@ -104,9 +105,10 @@ class ManagedPublisher:
         self._lanes: Lanes[Flight] = Lanes()
         self._parked: dict[str, asyncio.Future[None]] = {}
         self._callers: deque[tuple[asyncio.Future[None], Flight]] = deque()
-        self._timeouts: Deadlines[str] = Deadlines()
+        self._checked_topics: set[str] = set()
         self._retries: Deadlines[str] = Deadlines()
         self._outgoing: list[Flight] = []
+        self._leaving = (0.0, 0.0)
         self._results: deque[_Results] = deque()
         self._to_send = asyncio.Event()
         self._news = asyncio.Event()
@@ -184,6 +186,7 @@ class ManagedPublisher:
                 f"{flight.topic!r} was acknowledged; it may or may not be stored"
             )
             self._finish(flight, FlightState.UNKNOWN, error)
+        self._make_room()
         tasks = {*self._calls, *self._runners} - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -213,10 +216,20 @@ class ManagedPublisher:
         """
         flight_id = f"{self.id_prefix}-{next(self._numbers)}"
         draft = Draft.of(
-            body, headers, ordering_key, message_id or flight_id, subject, expect=expect, ttl=ttl
+            body,
+            headers,
+            ordering_key,
+            message_id,
+            subject,
+            expect=expect,
+            ttl=ttl,
+            own_id=flight_id,
         )
-        flight = Flight(flight_id, check_name("Topic", topic), draft)
-        self._check_open()
+        if topic not in self._checked_topics:
+            self._checked_topics.add(check_name("Topic", topic))
+        flight = Flight(flight_id, topic, draft)
+        if self._draining:
+            self._check_open()
         if self._holding:
             await self._wait_for_room(flight)
         else:
@@ -247,31 +260,37 @@ class ManagedPublisher:
             self._parked.pop(flight.id, None)
 
     def _admit(self, flight: Flight) -> None:
-        window = self._window
-        window.take(1, len(flight.body))
+        window, draft = self._window, flight._draft
+        window.messages += 1
+        window.bytes += len(draft.data)
+        if not self._flights:
+            self._empty.clear()
         self._flights[flight.id] = flight
-        self._empty.clear()
-        if window.full and not self._holding:
+        if not self._holding and window.full:
             self._holding = True
             self._announcer.tell("held")
-        key = flight._draft.ordering_key
+        key = draft.ordering_key
         if key is None or self._lanes.enter(f"{flight.topic} {key}", flight):
             self._launch(flight)
 
     def _launch(self, flight: Flight) -> None:
         """It goes out with the next batch, which leaves in this turn of the loop."""
+        if not self._outgoing:
+            # What leaves together is published at the same time.
+            self._to_send.set()
+            self._leaving = (self._clock.time_ns() / NS, self._clock.monotonic())
+        self._outgoing.append(flight)
         flight.state = FlightState.IN_FLIGHT
         flight.attempts += 1
-        flight.publish_time = self._clock.time_ns() / 1e9
-        if not self._outgoing:
-            self._to_send.set()
-        self._outgoing.append(flight)
+        flight.publish_time, now = self._leaving
         if flight.attempts == 1:
-            flight._began = self._clock.monotonic()
-            self._announcer.tell("published", flight)
-            parked = self._parked.get(flight.id)
-            if parked is not None and not parked.done():
-                parked.set_result(None)
+            flight._began = now
+            if self._announcer.has_listener:
+                self._announcer.tell("published", flight)
+            if self._parked:
+                parked = self._parked.get(flight.id)
+                if parked is not None and not parked.done():
+                    parked.set_result(None)
 
     def _admit_callers(self) -> None:
         while self._callers and not self._holding:
@@ -302,9 +321,6 @@ class ManagedPublisher:
             by_topic: dict[str, list[Flight]] = {}
             for flight in batch:
                 by_topic.setdefault(flight.topic, []).append(flight)
-            due = self._clock.monotonic() + self.wait_timeout
-            self._timeouts.add(due, [flight.id for flight in batch])
-            self._news.set()
             for topic, flights in by_topic.items():
                 # Owned by the publisher: `stop` cancels it.
                 call = asyncio.get_running_loop().create_task(self._call(topic, flights))
@@ -315,63 +331,93 @@ class ManagedPublisher:
         """End flights: by their answers, or by their deadlines, until stopped."""
         self._active += 1
         while not self._stopped:
-            times = [t for t in (self._timeouts.next(), self._retries.next()) if t is not None]
-            try:
-                async with asyncio.timeout_at(min(times, default=None)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._retries.next()):
                     await self._news.wait()
-            except TimeoutError:
-                pass
             self._news.clear()
             while self._results:
-                flights, attempts, answers = self._results.popleft()
-                for flight, attempt, answer in zip(flights, attempts, answers, strict=True):
-                    if flight.state is FlightState.IN_FLIGHT:
-                        self._answered(flight, attempt, answer)
-            now = self._clock.monotonic()
-            for flight_id in self._timeouts.pop_due(now):
-                self._timed_out(self._flights[flight_id])
-            for flight_id in self._retries.pop_due(now):
+                self._land(*self._results.popleft())
+                self._make_room()
+            for flight_id in self._retries.pop_due(self._clock.monotonic()):
                 self._launch(self._flights[flight_id])
 
     async def _call(self, topic: str, flights: list[Flight]) -> None:
-        drafts = [flight._draft for flight in flights]
+        """Publish a batch; report its answers, and before that its deadline if it passes."""
         attempts = [flight.attempts for flight in flights]
-        answers: Sequence[Receipt | PublishFault]
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(self.wait_timeout, self._report_late, topic, flights, attempts)
+        try:
+            answers = await self._answers(topic, [flight._draft for flight in flights])
+        finally:
+            late.cancel()
+        self._results.append((flights, attempts, answers))
+        self._news.set()
+
+    def _report_late(self, topic: str, flights: list[Flight], attempts: list[int]) -> None:
+        error = DeadlineExceededError(
+            f"Not acknowledged by topic {topic!r} within {self.wait_timeout:g} s; the message may "
+            "or may not be stored"
+        )
+        self._results.append((flights, attempts, [PublishFault(error)] * len(flights)))
+        self._news.set()
+
+    async def _answers(self, topic: str, drafts: list[Draft]) -> Sequence[Receipt | PublishFault]:
+        """One answer each, whatever happens."""
         try:
             broker = await self._pubsub.broker()
             answers = await broker.publish(topic, drafts)
             if len(answers) != len(drafts):
                 raise InternalError(f"The broker answered {len(answers)} of {len(drafts)} drafts")
         except PenstockError as error:
-            answers = [PublishFault(error)] * len(drafts)
+            return [PublishFault(error)] * len(drafts)
         except Exception as error:
             fault = InternalError(f"Publishing to topic {topic!r} failed: {error!r}")
             fault.__cause__ = error
-            answers = [PublishFault(fault)] * len(drafts)
-        self._results.append((flights, attempts, answers))
-        self._news.set()
+            return [PublishFault(fault)] * len(drafts)
+        return answers
 
     # Endings.
 
-    def _answered(self, flight: Flight, attempt: int, answer: Receipt | PublishFault) -> None:
-        if isinstance(answer, Receipt):
+    def _land(
+        self,
+        flights: list[Flight],
+        attempts: list[int],
+        answers: Sequence[Receipt | PublishFault],
+    ) -> None:
+        """End what was answered. Most flights are stored at the first attempt, have no key and
+        nobody listening: for them this does all that `_finish` would, without the steps."""
+        plain = not self._announcer.has_listener
+        known, landed, size = self._flights, 0, 0
+        for flight, attempt, answer in zip(flights, attempts, answers, strict=True):
+            if flight.state is not FlightState.IN_FLIGHT:
+                continue
+            if not isinstance(answer, Receipt):
+                self._refused(flight, attempt, answer)
+                continue
             state = FlightState.DUPLICATE if answer.duplicate else FlightState.ACKED
-            self._finish(flight, state, answer)
-            return
+            draft = flight._draft
+            if plain and flight.attempts == 1 and draft.ordering_key is None:
+                del known[flight.id]
+                flight.state = state
+                flight._result = answer
+                if flight._ack is not None:
+                    flight._settle_ack()
+                landed += 1
+                size += len(draft.data)
+            else:
+                self._finish(flight, state, answer)
+        self._window.release(landed, size)
+
+    def _refused(self, flight: Flight, attempt: int, fault: PublishFault) -> None:
         if attempt != flight.attempts:
             return  # An attempt that was given up failed after all; a later one decides.
-        error = answer.error
+        error = fault.error
         if not self._try_again(flight, error):
-            state = FlightState.UNKNOWN if error.retryable else FlightState.REJECTED
+            if isinstance(error, DeadlineExceededError):
+                state = FlightState.TIMED_OUT
+            else:
+                state = FlightState.UNKNOWN if error.retryable else FlightState.REJECTED
             self._finish(flight, state, error)
-
-    def _timed_out(self, flight: Flight) -> None:
-        error = DeadlineExceededError(
-            f"Message {flight.id!r} to topic {flight.topic!r} was not acknowledged within "
-            f"{self.wait_timeout:g} s; it may or may not be stored"
-        )
-        if not self._try_again(flight, error):
-            self._finish(flight, FlightState.TIMED_OUT, error)
 
     def _try_again(self, flight: Flight, error: PenstockError) -> bool:
         if self.retry is None or self._stopped:
@@ -380,23 +426,29 @@ class ManagedPublisher:
         delay = self.retry.delay(flight.attempts, now - flight._began, error)
         if delay is None:
             return False
-        self._timeouts.discard(flight.id)
         self._retries.add(now + delay, [flight.id])
         return True
 
     def _finish(self, flight: Flight, state: FlightState, result: Receipt | PenstockError) -> None:
+        """End a flight; `_make_room` follows."""
         del self._flights[flight.id]
-        self._timeouts.discard(flight.id)
         self._retries.discard(flight.id)
         flight.finish(state, result)
-        self._tell(flight)
-        key = flight._draft.ordering_key
+        if type(result) is not Receipt:
+            self._tell_failed(flight)
+        elif self._announcer.has_listener:
+            self._announcer.tell("acked", flight)
+        draft = flight._draft
+        self._window.release(1, len(draft.data))
+        key = draft.ordering_key
         if key is not None:
             following = self._lanes.leave(f"{flight.topic} {key}")
             if following is not None and not self._stopped:
                 self._launch(following)
+
+    def _make_room(self) -> None:
+        """Flights have ended: lift the hold, let callers in, notice that all are done."""
         window = self._window
-        window.release(1, len(flight.body))
         if self._holding and window.messages <= self.refill_allowed_at and not window.full:
             self._holding = False
             self._announcer.tell("resumed")
@@ -404,10 +456,7 @@ class ManagedPublisher:
         if not self._flights:
             self._empty.set()
 
-    def _tell(self, flight: Flight) -> None:
-        if flight.state.delivered:
-            self._announcer.tell("acked", flight)
-            return
+    def _tell_failed(self, flight: Flight) -> None:
         if self._failed is not None:
             self._failed.append(flight)
         if flight.state is FlightState.TIMED_OUT:

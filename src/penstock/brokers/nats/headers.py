@@ -14,6 +14,7 @@ from penstock.message import Draft, Record
 
 ORDERING_KEY = "Penstock-Ordering-Key"
 _BLOCK = b"NATS/1.0\r\n"
+_ONLY_ID = b"NATS/1.0\r\nNats-Msg-Id: "
 # What RFC 9110 calls a token, but for % which escapes.
 _TOKEN = re.compile(r"[!#$&'*+\-.^_`|~0-9A-Za-z]+")
 _SAFE = "!#$&'*+-.^_`|~"
@@ -56,6 +57,14 @@ def _header_name(key: str) -> bytes:
 
 def encode_header(draft: Draft, extra: bytes = b"") -> bytes:
     """The header block of a draft; empty when it needs none."""
+    if (
+        not draft.attributes
+        and draft.message_id is not None
+        and draft.ordering_key is None
+        and draft.expect is None
+        and draft.ttl is None
+    ):
+        return b"%b%b\r\n%b\r\n" % (_ONLY_ID, draft.message_id.encode(), extra)
     lines = [b"%b: %b\r\n" % (_header_name(k), v.encode()) for k, v in draft.attributes.items()]
     if draft.message_id is not None:
         lines.append(b"Nats-Msg-Id: %b\r\n" % draft.message_id.encode())
@@ -138,6 +147,10 @@ def record_of(
         return Record(
             sequence, f"{topic}-{sequence}", payload, {}, None, subject.decode(), published_ns
         )
+    if block.startswith(_ONLY_ID) and block.count(b"\r\n") == 3:
+        # By far the most common: a message id and nothing else.
+        message_id = block[len(_ONLY_ID) : -4].decode()
+        return Record(sequence, message_id, payload, {}, None, subject.decode(), published_ns)
     headers = decode_header(block)
     return Record(
         sequence,

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -29,6 +30,10 @@ _BATCH_MESSAGES = 1000
 _BATCH_BYTES = 4 * 2**20
 
 
+Operation: TypeAlias = tuple[int, bytes, bytes]
+"""The index of a draft, its subject and its header block."""
+
+
 class _Ack(msgspec.Struct):
     stream: str = ""
     seq: int = 0
@@ -37,6 +42,9 @@ class _Ack(msgspec.Struct):
     count: int = 0
     error: dict[str, object] | None = None
 
+
+# What nearly every ack looks like: the call, the index, and the sequence it was stored at.
+_STORED = rb'(\d+)\.(\d+) %b \d+\r\n\{"stream":"[^"]*","seq":(\d+)\}\r\n'
 
 _decode_ack = msgspec.json.Decoder(_Ack).decode
 
@@ -73,7 +81,7 @@ class Publishing:
         self._wire.on_loss(self._on_loss)
 
     async def open(self) -> None:
-        await self._wire.subscribe(f"{self._prefix}.>", self._on_answer)
+        await self._wire.subscribe_bulk(self._prefix, _STORED, self._on_stored, self._on_answer)
 
     def denied(self, text: str) -> None:
         """The server refused something we sent: say so instead of waiting for the deadline."""
@@ -86,11 +94,12 @@ class Publishing:
     ) -> Sequence[Receipt | PublishFault]:
         self._wire.check_connected()
         answers: list[Receipt | PublishFault | None] = [None] * len(drafts)
-        operations: list[tuple[int, bytes, bytes]] = []
+        operations: list[Operation] = []
         limit = self._wire.max_payload
+        default = topic.encode()
         for at, draft in enumerate(drafts):
             try:
-                subject = check_subject(topic, draft.subject) if draft.subject else topic.encode()
+                subject = check_subject(topic, draft.subject) if draft.subject else default
                 header = encode_header(draft)
                 if len(header) + len(draft.data) > limit:
                     raise InvalidArgumentError(
@@ -115,7 +124,7 @@ class Publishing:
         self,
         topic: str,
         drafts: Sequence[Draft],
-        operations: list[tuple[int, bytes, bytes]],
+        operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
     ) -> None:
         """Send each by itself, all at once, and wait for all acks."""
@@ -123,12 +132,28 @@ class Publishing:
         call = self._calls[name] = _Call(len(operations), len(drafts))
         reply = b"%b.%b." % (self._prefix.encode(), name)
         parts = [
-            publish_operation(subject, b"%b%d" % (reply, at), header, drafts[at].data)
+            b"HPUB %b %b%d %d %d\r\n%b%b\r\n"
+            % (
+                subject,
+                reply,
+                at,
+                size := len(header),
+                size + len(data := drafts[at].data),
+                header,
+                data,
+            )
+            if header
+            else publish_operation(subject, b"%b%d" % (reply, at), b"", drafts[at].data)
             for at, subject, header in operations
         ]
         error = await self._send(call, name, parts)
         for at, _, _ in operations:
-            answers[at] = self._receipt(topic, drafts[at], call.answers[at], error)
+            answer = call.answers[at]
+            message_id = drafts[at].message_id
+            if message_id is not None and answer is not None and answer[1].isdigit():
+                answers[at] = Receipt(message_id, int(answer[1]))
+            else:
+                answers[at] = self._receipt(topic, drafts[at], answer, error)
 
     async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
         """Write and wait; returns what to say of those that were not answered."""
@@ -164,6 +189,9 @@ class Publishing:
                 if code == 503
                 else InternalError(f"The NATS server answered {code} {text}")
             )
+        if payload.isdigit():
+            sequence = int(payload)
+            return Receipt(draft.message_id or f"{topic}-{sequence}", sequence)
         ack = _decode_ack(payload)
         if ack.error is not None:
             return PublishFault(api_error(ack.error, lambda: TopicNotFoundError(topic)))
@@ -174,6 +202,16 @@ class Publishing:
         call = self._calls.get(name)
         if call is not None:
             call.answer(int(index), block, payload)
+
+    def _on_stored(self, run: list[tuple[bytes, ...]]) -> None:
+        """Plain acks, a run of them."""
+        calls = self._calls
+        last, call = b"", None
+        for name, index, sequence in run:
+            if name != last:
+                last, call = name, calls.get(name)
+            if call is not None:
+                call.answer(int(index), b"", sequence)
 
     def _on_loss(self) -> None:
         self._fail_calls(
@@ -241,7 +279,7 @@ class _Committer:
     async def commit(
         self,
         drafts: Sequence[Draft],
-        operations: list[tuple[int, bytes, bytes]],
+        operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
     ) -> None:
         entry = _Entry(drafts, operations, answers)
@@ -319,7 +357,7 @@ class _Entry:
     def __init__(
         self,
         drafts: Sequence[Draft],
-        operations: list[tuple[int, bytes, bytes]],
+        operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
     ) -> None:
         self.drafts = drafts

@@ -29,10 +29,16 @@ _NO_RESPONDERS, _NO_MESSAGES, _TIMED_OUT, _CONFLICT = 503, 404, 408, 409
 
 
 class Inbox:
-    """A subject of our own, and what came in on it since the last request."""
+    """Subjects of our own, one a request, and what came in since the last request.
+
+    A pulled message comes with the subject it was published on, so only the subscription says
+    that it is ours; a status comes on the subject of the request that it ends.
+    """
 
     def __init__(self, subject: str) -> None:
-        self.subject = subject.encode()
+        self._prefix = subject.encode()
+        self._requests = 0
+        self.subject = b""
         self.messages: list[Raw] = []
         self.wanted = 0
         self.status = (0, "")
@@ -41,6 +47,8 @@ class Inbox:
         self.on_stray: Callable[[bytes], None] | None = None
 
     def expect(self, count: int) -> asyncio.Future[None]:
+        self._requests += 1
+        self.subject = b"%b.%d" % (self._prefix, self._requests)
         self.messages = []
         self.wanted = count
         self.status = (0, "")
@@ -49,16 +57,17 @@ class Inbox:
 
     def receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
         done = self.done
+        if block and not payload:
+            status = status_of(block)
+            if status[0]:
+                if done is not None and not done.done() and subject == self.subject:
+                    self.status = status
+                    done.set_result(None)
+                return
         if done is None or done.done():
             if self.on_stray is not None and reply:
                 self.on_stray(reply)
             return
-        if block and not payload:
-            status = status_of(block)
-            if status[0]:
-                self.status = status
-                done.set_result(None)
-                return
         self.messages.append((subject, reply, block, payload))
         if len(self.messages) == self.wanted:
             done.set_result(None)
@@ -171,9 +180,10 @@ class Pulling:
         self._wire.check_connected()
         inbox = self._idle.pop() if self._idle else None
         if inbox is None:
-            inbox = Inbox(f"{self._prefix}.{next(self._names)}")
+            name = f"{self._prefix}.{next(self._names)}"
+            inbox = Inbox(name)
             inbox.on_stray = self._on_stray
-            inbox.unsubscribe = await self._wire.subscribe(inbox.subject.decode(), inbox.receive)
+            inbox.unsubscribe = await self._wire.subscribe(f"{name}.*", inbox.receive)
         self._busy.add(inbox)
         return inbox
 

@@ -11,6 +11,7 @@ This is the only place that knows nats-py's insides; `check_compatible` says so 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 Sink: TypeAlias = Callable[[bytes, bytes, bytes, bytes], None]
 """Called with subject, reply, header block and payload; empty where there is none."""
+
+BulkSink: TypeAlias = Callable[[list[tuple[bytes, ...]]], None]
+"""Called with the groups of each message of a run."""
 
 # Bytes that are written before waiting for the socket to take them.
 WRITE_CHUNK = 512 * 1024
@@ -49,6 +53,7 @@ class LeanParser(Parser):
 
     def __init__(self, client: nats.aio.client.Client, sinks: dict[bytes, Sink]) -> None:
         self._sinks = sinks
+        self.bulk: tuple[re.Pattern[bytes], BulkSink] | None = None
         super().__init__(client)
 
     def reset(self) -> None:
@@ -75,7 +80,18 @@ class LeanParser(Parser):
         """Handle every complete operation; returns where the first incomplete one begins."""
         at, size, sinks, find = 0, len(data), self._sinks, data.find
         self._missing = 0
+        match, take = (self.bulk[0].match, self.bulk[1]) if self.bulk else (None, None)
         while at < size:
+            if match is not None and take is not None:
+                found = match(data, at)
+                if found is not None:
+                    run: list[tuple[bytes, ...]] = []
+                    while found is not None:
+                        run.append(found.groups())
+                        at = found.end()
+                        found = match(data, at)
+                    take(run)
+                    continue
             end = find(b"\r\n", at)
             if end < 0:
                 return at
@@ -120,7 +136,19 @@ class Wire:
         self._client = client
         self._sinks: dict[bytes, Sink] = {}
         self._losses: set[Callable[[], None]] = set()
-        client._ps = LeanParser(client, self._sinks)
+        self._parser = LeanParser(client, self._sinks)
+        client._ps = self._parser
+
+    async def subscribe_bulk(self, subject: str, rest: bytes, sink: BulkSink, other: Sink) -> None:
+        """Like `subscribe` for answers that come by the thousand and all look alike.
+
+        Messages without headers on `subject`, whose last token and payload match `rest`, go to
+        `sink` in runs, as the groups of the pattern; `other` gets those that look different.
+        """
+        await self.subscribe(f"{subject}.>", other)
+        sid = next(sid for sid, known in self._sinks.items() if known is other)
+        pattern = rb"MSG %b\.%b" % (re.escape(subject.encode()), rest % sid)
+        self._parser.bulk = (re.compile(pattern), sink)
 
     @property
     def max_payload(self) -> int:

@@ -1,0 +1,281 @@
+"""JetStream through Penstock, beside nats-py and a bare socket, on the same server in one run."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import nats
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from benchmarks.measure import Figures, Row, Stopwatch, interleaved, ratios, table
+from penstock import ManagedPublisher, Message, PreciseTime, PubSub
+from penstock.brokers.nats import server
+
+PAYLOAD = bytes(256)
+WINDOW = 512
+REPEATS = 5
+
+
+@asynccontextmanager
+async def running(sync: bool) -> AsyncIterator[int]:
+    """A server with file storage in a folder of its own; yields its port."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
+        (folder / "run").mkdir()
+        config = folder / "server.conf"
+        interval = ", sync_interval: always" if sync else ""
+        config.write_text(
+            f'listen: "127.0.0.1:-1"\nports_file_dir: "{folder}/run"\n'
+            f'jetstream {{ store_dir: "{folder}/data"{interval} }}\n'
+        )
+        pid, port = server.start(config, folder / "log", folder / "run")
+        try:
+            yield port
+        finally:
+            server.stop(pid)
+
+
+class Publishers:
+    """Ways to publish `messages` to one topic and have all of them acknowledged."""
+
+    def __init__(self, port: int, messages: int, group_commit: bool = False) -> None:
+        self.port = port
+        self.messages = messages
+        self.url = f"nats://127.0.0.1:{port}" + ("?group_commit=1" if group_commit else "")
+        self._runs = 0
+
+    async def managed(self, window: int = WINDOW, refill: int | None = None) -> float:
+        async with PubSub(self.url) as pubsub:
+            publisher = ManagedPublisher(
+                pubsub,
+                max_in_flight=window,
+                refill_allowed_at=window - 1 if refill is None else refill,
+                wait_timeout=60,
+            )
+            publisher.start()
+            watch = Stopwatch()
+            for _ in range(self.messages):
+                await publisher.publish_async("orders", PAYLOAD)
+            left = await publisher.drain()
+            took = watch.per(self.messages)
+            assert not left, left[:3]
+            return took
+
+    async def managed_with_the_defaults(self) -> float:
+        return await self.managed(window=50, refill=0)
+
+    async def nats_py_async(self) -> float:
+        client = await nats.connect(f"nats://127.0.0.1:{self.port}")
+        context = client.jetstream(publish_async_max_pending=WINDOW)
+        self._runs += 1
+        watch = Stopwatch()
+        for n in range(self.messages):
+            headers = {"Nats-Msg-Id": f"np-{self._runs}-{n}"}
+            await context.publish_async("orders", PAYLOAD, headers=headers, wait_stall=60)
+        await context.publish_async_completed()
+        took = watch.per(self.messages)
+        await client.close()
+        return took
+
+    async def nats_py_one_by_one(self) -> float:
+        client = await nats.connect(f"nats://127.0.0.1:{self.port}")
+        context = client.jetstream()
+        messages = max(200, self.messages // 20)
+        self._runs += 1
+        watch = Stopwatch()
+        for n in range(messages):
+            headers = {"Nats-Msg-Id": f"no-{self._runs}-{n}"}
+            await context.publish("orders", PAYLOAD, headers=headers, timeout=60)
+        took = watch.per(messages)
+        await client.close()
+        return took
+
+    async def bare_socket(self) -> float:
+        """The floor: pipelined HPUB on a blocking socket, acks only counted."""
+        self._runs += 1
+        return await asyncio.to_thread(_bare_socket, self.port, self.messages, self._runs)
+
+
+def _bare_socket(port: int, messages: int, run: int) -> float:
+    with socket.create_connection(("127.0.0.1", port)) as wire:
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire.recv(65536)
+        wire.sendall(b'CONNECT {"verbose":false,"headers":true}\r\nSUB bare.inbox 1\r\nPING\r\n')
+        while b"PONG" not in wire.recv(65536):
+            pass
+        sent = acked = 0
+        watch = Stopwatch()
+        while acked < messages:
+            room = min(WINDOW - (sent - acked), messages - sent)
+            if room >= WINDOW // 4 or (room and sent + room == messages):
+                parts = []
+                for n in range(sent, sent + room):
+                    head = b"NATS/1.0\r\nNats-Msg-Id: bare-%d-%d\r\n\r\n" % (run, n)
+                    parts.append(
+                        b"HPUB orders bare.inbox %d %d\r\n%b%b\r\n"
+                        % (len(head), len(head) + len(PAYLOAD), head, PAYLOAD)
+                    )
+                wire.sendall(b"".join(parts))
+                sent += room
+            acked += wire.recv(1 << 20).count(b'"seq":')
+        return watch.per(messages)
+
+
+class Subscribers:
+    """Ways to receive what is in a topic."""
+
+    def __init__(self, port: int, messages: int) -> None:
+        self.port = port
+        self.messages = messages
+        self._runs = 0
+
+    async def penstock(self) -> float:
+        self._runs += 1
+        async with PubSub(f"nats://127.0.0.1:{self.port}") as pubsub:
+            sub = await pubsub.topic("orders").subscription(f"bench-{self._runs}").create()
+            await sub.seek(_beginning())
+            done = asyncio.Event()
+            left = self.messages
+
+            def handle(message: Message) -> None:
+                nonlocal left
+                message.ack()
+                left -= 1
+                if not left:
+                    done.set()
+
+            sub.on("message", handle)
+            watch = Stopwatch()
+            sub.open()
+            await done.wait()
+            took = watch.per(self.messages)
+            await sub.close()
+            await sub.delete()
+            return took
+
+    async def nats_py_fetch(self) -> float:
+        client = await nats.connect(f"nats://127.0.0.1:{self.port}")
+        context = client.jetstream()
+        self._runs += 1
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.EXPLICIT, deliver_policy=DeliverPolicy.ALL, max_ack_pending=-1
+        )
+        sub = await context.pull_subscribe("orders", f"np-{self._runs}", config=config)
+        messages = self.messages // 2
+        got = 0
+        watch = Stopwatch()
+        while got < messages:
+            for message in await sub.fetch(min(500, messages - got), timeout=10):
+                await message.ack()
+                got += 1
+        took = watch.per(messages)
+        await client.close()
+        return took
+
+    async def log_read(self) -> float:
+        async with PubSub(f"nats://127.0.0.1:{self.port}") as pubsub:
+            broker = await pubsub.broker()
+            assert broker.log is not None
+            got = 0
+            watch = Stopwatch()
+            async for batch in broker.log.read("orders", 1, self.messages):
+                got += len(batch)
+            assert got == self.messages
+            return watch.per(got)
+
+
+def _beginning() -> PreciseTime:
+    return PreciseTime.from_ns(0)
+
+
+def faster(what: str, ours: Figures, theirs: Figures, least: float | None) -> Row:
+    """How many times as fast ours is."""
+    values = ratios(theirs, ours)
+    middle = values[len(values) // 2]
+    return Row(
+        what=what,
+        value=f"{middle:5.2f} x  ({1 / ours.median:,.0f}/s)",
+        spread=f"{values[0]:.2f} to {values[-1]:.2f}",
+        promise=f"at least {least:g} x" if least is not None else "",
+        kept=middle >= least if least is not None else None,
+    )
+
+
+async def main() -> bool:
+    rows: list[Row] = []
+    async with running(sync=False) as port:
+        await _create(port)
+        ways = Publishers(port, 40_000)
+        figures = await interleaved(
+            REPEATS,
+            managed=ways.managed,
+            defaults=ways.managed_with_the_defaults,
+            nats_py=ways.nats_py_async,
+            one_by_one=ways.nats_py_one_by_one,
+            bare=ways.bare_socket,
+        )
+        managed = figures["managed"]
+        rows += [
+            faster(
+                "managed publisher, against nats-py publish_async", managed, figures["nats_py"], 3
+            ),
+            faster("the same, against a bare socket", managed, figures["bare"], 0.7),
+            faster(
+                "window of 50, against nats-py one by one",
+                figures["defaults"],
+                figures["one_by_one"],
+                5,
+            ),
+        ]
+        table(f"Publishing to JetStream, {len(PAYLOAD)} B, file storage, window {WINDOW}", rows)
+        readers = Subscribers(port, 60_000)
+        figures = await interleaved(
+            REPEATS,
+            penstock=readers.penstock,
+            log=readers.log_read,
+            nats_py=readers.nats_py_fetch,
+        )
+        reading = [
+            faster(
+                "subscribe, plain handler, ack, against nats-py",
+                figures["penstock"],
+                figures["nats_py"],
+                2.5,
+            ),
+            faster("Log.read, against nats-py fetch", figures["log"], figures["nats_py"], 5),
+        ]
+        table("Receiving from JetStream", reading)
+        rows += reading
+    async with running(sync=True) as port:
+        await _create(port)
+        plain = Publishers(port, 4_000)
+        grouped = Publishers(port, 20_000, group_commit=True)
+        figures = await interleaved(3, managed=grouped.managed, nats_py=plain.nats_py_async)
+        synced = [
+            faster(
+                "managed publisher, against nats-py publish_async",
+                figures["managed"],
+                figures["nats_py"],
+                8,
+            )
+        ]
+        table("Publishing where the server syncs every write", synced)
+        rows += synced
+    return all(row.kept is not False for row in rows)
+
+
+async def _create(port: int) -> None:
+    async with PubSub(f"nats://127.0.0.1:{port}") as pubsub:
+        await pubsub.topic("orders").create()
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    asyncio.run(main())
+    print(f"\n{time.monotonic() - began:.0f} s")
