@@ -111,6 +111,7 @@ class Connection:
         self.wire = Wire(self._client)
         self._attempts = 0
         self._last_error: BaseException | None = None
+        self._opened = False
         self._closed = False
         self.on_denied: Callable[[str], None] | None = None
 
@@ -151,7 +152,8 @@ class Connection:
             nkeys_seed=options.nkey,
             inbox_prefix=options.inbox_prefix,
             name="penstock",
-            max_reconnect_attempts=-1,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
             reconnect_time_wait=0,
             reconnect_to_server_handler=self._next_server,
             ping_interval=10,
@@ -162,8 +164,11 @@ class Connection:
             connect_timeout=max(1, round(options.timeout)),
             **extra,
         )
-        # The parser survives reconnects; only the first connect made nats-py's own.
-        self._attempts = 0
+        # The first connect fails at once, so that wrong addresses and credentials are told;
+        # from here on a lost connection is made again for as long as we live.
+        self._client.options["allow_reconnect"] = True
+        self._client.options["max_reconnect_attempts"] = -1
+        self._opened = True
 
     def _next_server(self, servers: list[Any], _info: Any) -> tuple[Any, float]:
         """Full jitter between attempts, so that clients do not return together."""
@@ -220,7 +225,7 @@ class Connection:
 
     async def _on_disconnected(self) -> None:
         self.wire.lost()
-        if not self._closed:
+        if self._opened and not self._closed:
             _log.warning("Lost the NATS server at %s; reconnecting", _hosts(self.options))
 
     async def _on_reconnected(self) -> None:

@@ -1,0 +1,433 @@
+"""JetStream when things go wrong: a real server, killed, cut off, frozen, filled and deleted.
+
+Nothing acknowledged is lost; within the duplicate window nothing is stored twice; nothing hangs
+past its deadline.
+"""
+
+import asyncio
+import time
+
+import pytest
+
+from penstock import (
+    AckResponse,
+    Draft,
+    Expect,
+    FlightState,
+    ManagedPublisher,
+    PublishRetry,
+    PubSub,
+)
+from penstock.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    PenstockError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    TopicNotFoundError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from penstock.testing import eventually
+from penstock.testing.faults import faulty_proxy
+from tests.servers import NatsServer
+
+pytestmark = pytest.mark.real_time
+
+RETRY = PublishRetry(attempts=100, backoff=0.05, maximum_backoff=0.5, deadline=30)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with NatsServer(tmp_path_factory.mktemp("nats")) as running:
+        yield running
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    with NatsServer(tmp_path, sync=True) as running:
+        yield running
+
+
+async def stored(pubsub, topic):
+    broker = await pubsub.broker()
+    extent = await broker.log.extent(topic)
+    return [
+        record
+        async for batch in broker.log.read(topic, extent.first, extent.last)
+        for record in batch
+    ]
+
+
+@pytest.mark.parametrize("group_commit", [0, 1])
+async def test_a_server_killed_under_load_loses_nothing_and_stores_nothing_twice(
+    own_server, group_commit
+):
+    url = f"{own_server.url}?group_commit={group_commit}&timeout=2"
+    async with PubSub(url) as pubsub:
+        await pubsub.topic("orders").create()
+        publisher = ManagedPublisher(
+            pubsub, max_in_flight=100, refill_allowed_at=99, retry=RETRY, wait_timeout=3
+        )
+        flights = []
+        async with publisher:
+            for n in range(1500):
+                if n in (400, 900):
+                    own_server.kill()
+                    own_server.start()
+                flights.append(await publisher.publish_async("orders", b"%d" % n))
+            left = await publisher.drain(timeout=30)
+        assert left == ()
+        assert all(flight.state.delivered for flight in flights)
+        records = await stored(pubsub, "orders")
+    ids = [record.message_id for record in records]
+    assert len(ids) == len(set(ids)) == 1500
+    assert set(ids) == {flight.id for flight in flights}
+
+
+async def test_a_subscriber_survives_a_server_that_is_killed(own_server):
+    async with PubSub(f"{own_server.url}?timeout=2") as pubsub:
+        topic = await pubsub.topic("orders").create()
+        sub = await topic.subscription("billing", ack_deadline=2).create()
+        seen, errors = set(), []
+        sub.on("message", lambda m: (seen.add(m.data), m.ack()))
+        sub.on("error", errors.append)
+        sub.open()
+        async with ManagedPublisher(pubsub, retry=RETRY, wait_timeout=3) as publisher:
+            for n in range(300):
+                if n == 150:
+                    own_server.kill()
+                    own_server.start()
+                await publisher.publish_async("orders", b"%d" % n)
+        await eventually(lambda: len(seen) == 300, within=30)
+        assert sub.is_open
+
+
+async def test_connections_that_are_cut_again_and_again_lose_nothing(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=2") as pubsub,
+    ):
+        topic = await pubsub.topic("cut-off").create()
+        sub = await topic.subscription("cut-off-sub", ack_deadline=2).create()
+        seen = set()
+        sub.on("message", lambda m: (seen.add(m.data), m.ack()))
+        sub.on("error", lambda error: None)
+        sub.open()
+        async with ManagedPublisher(pubsub, retry=RETRY, wait_timeout=2) as publisher:
+            for n in range(500):
+                if n % 100 == 50:
+                    proxy.cut()
+                await publisher.publish_async("cut-off", b"%d" % n)
+            assert await publisher.drain(timeout=30) == ()
+        await eventually(lambda: len(seen) == 500, within=30)
+        records = await stored(pubsub, "cut-off")
+        assert len(records) == len({record.message_id for record in records}) == 500
+
+
+async def test_a_half_open_connection_ends_every_flight_by_its_deadline(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=1") as pubsub,
+    ):
+        await pubsub.topic("half-open").create()
+        async with ManagedPublisher(pubsub, wait_timeout=0.5) as publisher:
+            await (await publisher.publish_async("half-open", b"before")).ack
+            proxy.freeze()
+            began = time.monotonic()
+            flights = [await publisher.publish_async("half-open", b"lost") for _ in range(20)]
+            for flight in flights:
+                with pytest.raises(DeadlineExceededError):
+                    await flight.ack
+                assert flight.state is FlightState.TIMED_OUT
+            assert time.monotonic() - began < 5
+            proxy.thaw()
+
+
+async def test_one_byte_a_second_is_an_outage_not_a_hang(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=1") as pubsub,
+    ):
+        topic = await pubsub.topic("slow").create()
+        proxy.throttle = 1
+        with pytest.raises(PenstockError) as caught:
+            await asyncio.wait_for(topic.publish_message(b"x"), 5)
+        assert caught.value.retryable
+        proxy.throttle = None
+
+
+async def test_dropped_acks_time_out_and_the_retry_is_a_duplicate(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=1") as pubsub,
+    ):
+        await pubsub.topic("dropped").create()
+        retry = PublishRetry(attempts=5, backoff=0.05)
+        async with ManagedPublisher(pubsub, retry=retry, wait_timeout=0.4) as publisher:
+            proxy.replies = lambda data: b"" if b'"seq":' in data else data
+            flight = await publisher.publish_async("dropped", b"once")
+            await asyncio.sleep(0.6)
+            proxy.replies = bytes
+            receipt = await flight.ack
+        assert flight.state is FlightState.DUPLICATE
+        assert receipt.duplicate
+        assert len(await stored(pubsub, "dropped")) == 1
+
+
+async def test_a_full_stream_refuses_and_says_so(server):
+    async with PubSub(server.url) as pubsub:
+        broker = await pubsub.broker()
+        await broker._connection.request(
+            "STREAM.CREATE.full",
+            {"name": "full", "subjects": ["full"], "max_msgs": 2, "discard": "new"},
+        )
+        answers = await broker.publish("full", [Draft.of(b"x") for _ in range(4)])
+        assert [type(answer).__name__ for answer in answers] == ["Receipt"] * 2 + [
+            "PublishFault"
+        ] * 2
+        assert isinstance(answers[3].error, ResourceExhaustedError)
+
+
+async def test_a_deleted_stream_refuses_and_says_so(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("doomed").create()
+        await topic.publish_message(b"x")
+        await topic.delete()
+        with pytest.raises(TopicNotFoundError, match="doomed"):
+            await topic.publish_message(b"x")
+
+
+async def test_a_payload_that_is_too_large_is_refused_alone(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("large").create()
+        broker = await pubsub.broker()
+        drafts = [Draft.of(b"x"), Draft.of(bytes(2 * 2**20)), Draft.of(b"y")]
+        first, second, third = await broker.publish(topic.name, drafts)
+        assert (first.sequence, third.sequence) == (1, 2)
+        assert isinstance(second.error, InvalidArgumentError)
+        assert "larger than the NATS server takes" in str(second.error)
+
+
+async def test_headers_count_towards_the_largest_payload(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("brim").create()
+        await topic.publish_message(bytes(2**20 - 64), message_id="x")
+        with pytest.raises(InvalidArgumentError, match="headers"):
+            await topic.publish_message(bytes(2**20 - 10), message_id="y")
+
+
+async def test_reserved_and_foreign_attributes(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("headers").create()
+        sub = await topic.subscription("headers-sub").create()
+        for key in ("Nats-Rollup", "nats-msg-id", "Penstock-Ordering-Key"):
+            with pytest.raises(InvalidArgumentError, match="reserved"):
+                await topic.publish_message(b"x", {key: "all"})
+        odd = {"a:b": "1", "with space": " padded ", "100%": "%41", "": "x"}
+        with pytest.raises(InvalidArgumentError):
+            await topic.publish_message(b"x", odd)
+        del odd[""]
+        await topic.publish_message(b"x", odd, subject="headers.inside")
+        async for message in sub:
+            assert message.attributes == odd
+            assert message.subject == "headers.inside"
+            message.ack()
+            break
+
+
+async def test_subjects_outside_the_topic_are_refused(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("bounded").create()
+        for subject in ("other", "bounded.*", "bounded.>", "bounded..x", "bounded. x"):
+            with pytest.raises(InvalidArgumentError, match="ubject"):
+                await topic.publish_message(b"x", subject=subject)
+
+
+async def test_expectations_are_the_servers_to_judge(server):
+    async with PubSub(server.url) as pubsub, ManagedPublisher(pubsub) as publisher:
+        await pubsub.topic("expected").create()
+        first = await publisher.publish_async(
+            "expected", b"1", expect=Expect(topic="expected", last_sequence=0)
+        )
+        assert (await first.ack).sequence == 1
+        for expect in (
+            Expect(last_sequence=7),
+            Expect(last_id="nobody"),
+            Expect(last_subject_sequence=9),
+            Expect(topic="another"),
+        ):
+            flight = await publisher.publish_async("expected", b"x", expect=expect)
+            with pytest.raises(FailedPreconditionError):
+                await flight.ack
+            assert flight.state is FlightState.REJECTED
+        ok = await publisher.publish_async(
+            "expected", b"2", expect=Expect(last_id=first.id), ttl=60
+        )
+        assert (await ok.ack).sequence == 2
+
+
+async def test_group_commit_answers_each_for_itself(tmp_path):
+    with NatsServer(tmp_path, sync=True) as server:
+        async with PubSub(f"{server.url}?group_commit=1") as pubsub:
+            topic = await pubsub.topic("grouped").create()
+            broker = await pubsub.broker()
+            await broker.publish(topic.name, [Draft.of(b"0", message_id="known")])
+            calls = [
+                [Draft.of(b"a", message_id="a"), Draft.of(b"b")],
+                [Draft.of(b"dup", message_id="known"), Draft.of(b"c", message_id="c")],
+                [Draft.of(b"no", expect=Expect(last_sequence=999)), Draft.of(b"d")],
+                [Draft.of(bytes(2 * 2**20)), Draft.of(b"e")],
+            ]
+            answers = await asyncio.gather(*(broker.publish(topic.name, c) for c in calls))
+            assert [a.duplicate for a in answers[1]] == [True, False]
+            assert isinstance(answers[2][0].error, FailedPreconditionError)
+            assert isinstance(answers[3][0].error, InvalidArgumentError)
+            records = await stored(pubsub, "grouped")
+            assert sorted(r.data for r in records) == [b"0", b"a", b"b", b"c", b"d", b"e"]
+            by_sequence = {r.sequence: r.data for r in records}
+            assert by_sequence[answers[0][0].sequence] == b"a"
+            assert by_sequence[answers[0][1].sequence] == b"b"
+            assert by_sequence[answers[2][1].sequence] == b"d"
+
+
+async def test_group_commit_goes_on_when_a_caller_is_cancelled(tmp_path):
+    with NatsServer(tmp_path, sync=True) as server:
+        async with PubSub(f"{server.url}?group_commit=1") as pubsub:
+            await pubsub.topic("grouped").create()
+            broker = await pubsub.broker()
+            for turns in range(12):
+                tasks = [
+                    asyncio.ensure_future(broker.publish("grouped", [Draft.of(b"x")]))
+                    for _ in range(6)
+                ]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                tasks[turns % 6].cancel()
+                _, pending = await asyncio.wait(tasks, timeout=5)
+                assert not pending
+
+
+async def test_wrong_credentials_are_refused_at_once(tmp_path):
+    extra = 'authorization { user: "right", password: "secret" }'
+    with NatsServer(tmp_path, extra=extra) as server:
+        host = f"127.0.0.1:{server.port}"
+        for login in ("", "right:wrong@", "token@"):
+            with pytest.raises(UnauthenticatedError) as caught:
+                async with PubSub(f"nats://{login}{host}?timeout=3"):
+                    pass
+            assert "wrong" not in str(caught.value)
+        async with PubSub(f"nats://right:secret@{host}") as pubsub:
+            assert await pubsub.topics() == []
+
+
+async def test_nobody_at_the_address_is_said_within_the_timeout():
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match="is it running"):
+        async with PubSub("nats://127.0.0.1:9?timeout=1"):
+            pass
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "url", ["nats://", "nats://127.0.0.1?colour=red", "local://", "nats://h?credentials=/nowhere"]
+)
+async def test_addresses_that_cannot_work_are_refused(url):
+    with pytest.raises(InvalidArgumentError):
+        async with PubSub(url):
+            pass
+
+
+async def test_a_forbidden_subject_is_an_error_not_a_timeout(tmp_path):
+    extra = """
+    authorization { users: [
+      { user: "admin", password: "a" }
+      { user: "weak", password: "w", permissions: {
+          publish: ["allowed", "$JS.API.>"], subscribe: ["_INBOX.>"] } }
+    ] }"""
+    with NatsServer(tmp_path, extra=extra) as server:
+        host = f"127.0.0.1:{server.port}"
+        async with PubSub(f"nats://admin:a@{host}") as admin:
+            await admin.topic("allowed").create()
+            await admin.topic("forbidden").create()
+        async with PubSub(f"nats://weak:w@{host}") as weak:
+            await weak.topic("allowed").publish_message(b"x")
+            with pytest.raises(PermissionDeniedError, match="forbidden"):
+                await weak.topic("forbidden").publish_message(b"x")
+
+
+async def test_a_pull_that_is_cancelled_does_not_swallow_messages(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("cancelled").create()
+        sub = await topic.subscription("cancelled-sub", ack_deadline=60).create()
+        broker = await pubsub.broker()
+        for _ in range(5):
+            waiting = asyncio.ensure_future(
+                broker.pull(sub.name, max_messages=10, max_bytes=10**6, wait=30)
+            )
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+        await topic.publish_message(b"x")
+        found = []
+        for _ in range(20):
+            found = await broker.pull(sub.name, max_messages=10, max_bytes=10**6, wait=0.5)
+            if found:
+                break
+        assert [d.record.data for d in found] == [b"x"]
+
+
+async def test_a_crash_on_the_last_delivery_strands_nothing(server):
+    from penstock import DeadLetterPolicy
+
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("crashy").create()
+        dead = await pubsub.topic("crashy-dead").create()
+        grave = await dead.subscription("crashy-grave").create()
+        policy = DeadLetterPolicy(topic="crashy-dead", max_delivery_attempts=1)
+        sub = topic.subscription("crashy-sub", ack_deadline=0.5, dead_letter_policy=policy)
+        await sub.create()
+        await topic.publish_message(b"poison", {"kind": "x"})
+        async with PubSub(server.url) as doomed:
+            broker = await doomed.broker()
+            [delivery] = await broker.pull("crashy-sub", max_messages=1, max_bytes=100, wait=2)
+            assert delivery.delivery_attempt == 1
+        await asyncio.sleep(1)  # it "crashed", and the deadline of its only attempt passed
+        later = pubsub.subscription("crashy-sub")
+        later.on("message", lambda m: m.ack())
+        later.open()
+        async for letter in grave:
+            assert letter.data == b"poison"
+            assert letter.attributes["kind"] == "x"
+            assert letter.attributes["CloudPubSubDeadLetterSourceDeliveryCount"] == "1"
+            letter.ack()
+            break
+
+
+async def test_exactly_once_answers_come_from_the_server(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("once").create()
+        sub = await topic.subscription("once-sub", enable_exactly_once_delivery=True).create()
+        responses = []
+
+        async def handle(message):
+            responses.append(await message.ack_with_response())
+
+        sub.on("message", handle)
+        sub.open()
+        for _ in range(50):
+            await topic.publish_message(b"x")
+        await eventually(lambda: len(responses) == 50)
+        assert set(responses) == {AckResponse.SUCCESS}
+        assert (await sub.describe()).backlog == 0
+
+
+async def test_a_closed_connection_says_so(server):
+    pubsub = PubSub(server.url)
+    broker = await pubsub.broker()
+    await pubsub.aclose()
+    with pytest.raises((ClosedError, UnavailableError)):
+        await broker.admin.list_topics()
+    with pytest.raises(UnavailableError):
+        await broker.publish("orders", [Draft.of(b"x")])
