@@ -1,0 +1,43 @@
+"""`penstock server`: the NATS server behind local://DIR."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.brokers.nats.local import LocalServer
+
+server = typer.Typer(help="The local server of a folder.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(help="The folder of local://DIR.", metavar="DIR")]
+
+
+@server.command()
+def start(folder: Folder) -> None:
+    """Start it, or find it running, and keep it running when nobody uses it."""
+    state = _of(folder).keep()
+    typer.echo(f"Running on 127.0.0.1:{state.port} (process {state.pid}), stored in {folder}.")
+    typer.echo("It syncs every write: what it acknowledged survives a power failure.")
+    typer.echo(f"Use it as local://{folder}; stop it with: penstock server stop {folder}")
+
+
+@server.command()
+def stop(folder: Folder) -> None:
+    """Stop it, whoever uses it."""
+    typer.echo("Stopped." if _of(folder).stop() else "It was not running.")
+
+
+@server.command()
+def status(folder: Folder) -> None:
+    """Say whether it runs; ends with 1 when it does not."""
+    state = _of(folder).state()
+    if state is None:
+        typer.echo(f"Not running: {folder}")
+        raise typer.Exit(1)
+    typer.echo(f"Running on 127.0.0.1:{state.port} (process {state.pid}), stored in {folder}.")
+
+
+def _of(folder: Path) -> LocalServer:
+    return LocalServer(folder.expanduser().absolute())
