@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from benchmarks import memory_broker
+from benchmarks import jetstream, memory_broker
+
+
+async def main() -> bool:
+    return all([await memory_broker.main(), await jetstream.main()])
+
 
 if __name__ == "__main__":
-    sys.exit(0 if asyncio.run(memory_broker.main()) else 1)
+    sys.exit(0 if asyncio.run(main()) else 1)

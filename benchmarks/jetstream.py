@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import signal
 import socket
 import tempfile
 import time
@@ -23,8 +25,8 @@ REPEATS = 5
 
 
 @asynccontextmanager
-async def running(sync: bool) -> AsyncIterator[int]:
-    """A server with file storage in a folder of its own; yields its port."""
+async def running(sync: bool) -> AsyncIterator[tuple[int, int]]:
+    """A server with file storage in a folder of its own; yields its port and process id."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         (folder / "run").mkdir()
@@ -36,7 +38,7 @@ async def running(sync: bool) -> AsyncIterator[int]:
         )
         pid, port = server.start(config, folder / "log", folder / "run")
         try:
-            yield port
+            yield port, pid
         finally:
             server.stop(pid)
 
@@ -190,6 +192,28 @@ class Subscribers:
             return watch.per(got)
 
 
+@asynccontextmanager
+async def counting_syncs(pid: int) -> AsyncIterator[list[int]]:
+    """Counts the server's fsyncs while the block runs; the list stays empty without strace."""
+    counts: list[int] = []
+    strace = shutil.which("strace")
+    if strace is None:
+        yield counts
+        return
+    with tempfile.NamedTemporaryFile() as output:
+        calls = "trace=fsync,fdatasync,sync_file_range"
+        watcher = await asyncio.create_subprocess_exec(
+            *(strace, "-f", "-c", "-e", calls, "-o", output.name, "-p", str(pid)),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        await asyncio.sleep(0.5)
+        yield counts
+        watcher.send_signal(signal.SIGINT)
+        await watcher.wait()
+        text = await asyncio.to_thread(Path(output.name).read_text)
+        counts += [int(line.split()[3]) for line in text.splitlines() if "sync" in line]
+
+
 def _beginning() -> PreciseTime:
     return PreciseTime.from_ns(0)
 
@@ -209,7 +233,7 @@ def faster(what: str, ours: Figures, theirs: Figures, least: float | None) -> Ro
 
 async def main() -> bool:
     rows: list[Row] = []
-    async with running(sync=False) as port:
+    async with running(sync=False) as (port, _):
         await _create(port)
         ways = Publishers(port, 40_000)
         figures = await interleaved(
@@ -252,11 +276,14 @@ async def main() -> bool:
         ]
         table("Receiving from JetStream", reading)
         rows += reading
-    async with running(sync=True) as port:
+    async with running(sync=True) as (port, pid):
         await _create(port)
         plain = Publishers(port, 4_000)
         grouped = Publishers(port, 20_000, group_commit=True)
         figures = await interleaved(3, managed=grouped.managed, nats_py=plain.nats_py_async)
+        async with counting_syncs(pid) as syncs:
+            await grouped.managed()
+        batches = grouped.messages / WINDOW
         synced = [
             faster(
                 "managed publisher, against nats-py publish_async",
@@ -265,6 +292,15 @@ async def main() -> bool:
                 8,
             )
         ]
+        if syncs:
+            synced.append(
+                Row(
+                    "syncs a full window of messages (strace)",
+                    f"{sum(syncs) / batches:.1f}",
+                    promise="at least 1",
+                    kept=sum(syncs) >= batches,
+                )
+            )
         table("Publishing where the server syncs every write", synced)
         rows += synced
     return all(row.kept is not False for row in rows)

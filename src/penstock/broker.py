@@ -275,5 +275,9 @@ class Broker(Protocol):
         """Answer deliveries; one response each, in the same order."""
         ...
 
+    async def ping(self) -> float:
+        """Seconds of a round trip; raises when the broker cannot be reached."""
+        ...
+
     async def aclose(self) -> None:
         """Release everything. Idempotent; waiting calls end with `ClosedError`."""

@@ -431,3 +431,66 @@ async def test_a_closed_connection_says_so(server):
         await broker.admin.list_topics()
     with pytest.raises(UnavailableError):
         await broker.publish("orders", [Draft.of(b"x")])
+
+
+async def test_pausing_again_and_again_leaves_nothing_behind(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("paused").create()
+        sub = await topic.subscription("paused-sub").create()
+        attempts = []
+        sub.on("message", lambda m: (attempts.append(m.delivery_attempt), m.ack()))
+        sub.open()
+        broker = await pubsub.broker()
+        for _ in range(10):
+            await asyncio.sleep(0.03)
+            sub.pause()
+            sub.resume()
+        await asyncio.sleep(0.1)
+        sub.pause()
+        await asyncio.sleep(0.2)
+        await topic.publish_message(b"while paused")
+        await asyncio.sleep(0.2)
+        sub.resume()
+        await eventually(lambda: attempts)
+        assert attempts == [1]
+        assert len(broker._connection._client._subs) < 20
+
+
+async def test_several_servers_are_tried_until_one_answers(server):
+    address = f"nats://127.0.0.1:9,127.0.0.1:{server.port}"
+    for _ in range(4):
+        async with PubSub(address) as pubsub:
+            assert await (await pubsub.broker()).ping() < 5
+
+
+async def test_tokens_and_nkeys_open_the_door(tmp_path):
+    import nkeys
+
+    (tmp_path / "token").mkdir()
+    with NatsServer(tmp_path / "token", extra='authorization { token: "t0ken" }') as server:
+        async with PubSub(f"nats://t0ken@127.0.0.1:{server.port}") as pubsub:
+            assert await pubsub.topics() == []
+    seed = nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER)
+    public = nkeys.from_seed(bytearray(seed)).public_key.decode()
+    key = tmp_path / "user.nk"
+    key.write_bytes(seed)
+    (tmp_path / "nkey").mkdir()
+    extra = f"authorization {{ users: [ {{ nkey: {public} }} ] }}"
+    with NatsServer(tmp_path / "nkey", extra=extra) as server:
+        async with PubSub(f"nats://127.0.0.1:{server.port}?nkey={key}") as pubsub:
+            assert await pubsub.topics() == []
+        with pytest.raises(UnauthenticatedError):
+            async with PubSub(f"nats://127.0.0.1:{server.port}?timeout=2"):
+                pass
+
+
+async def test_a_dead_connection_is_noticed_by_a_ping(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=1") as pubsub,
+    ):
+        broker = await pubsub.broker()
+        proxy.freeze()
+        with pytest.raises(UnavailableError):
+            await broker.ping()
+        proxy.thaw()

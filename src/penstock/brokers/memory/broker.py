@@ -72,6 +72,10 @@ class MemoryBroker:
     ) -> Sequence[AckResponse]:
         return self._registry.subscription(subscription).settle(settlements)
 
+    async def ping(self) -> float:
+        self._registry.check_open()
+        return 0.0
+
     async def aclose(self) -> None:
         self._registry.close()
 

@@ -181,6 +181,9 @@ class NatsBroker:
             return False
         return isinstance(answer, Receipt)
 
+    async def ping(self) -> float:
+        return await self._connection.ping()
+
     async def aclose(self) -> None:
         await self._rescue.close()
         await self._connection.close()

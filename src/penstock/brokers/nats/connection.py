@@ -109,6 +109,7 @@ class Connection:
         self.options = options
         self._client = nats.aio.client.Client()
         self.wire = Wire(self._client)
+        self.wire.timeout = options.timeout
         self._attempts = 0
         self._last_error: BaseException | None = None
         self._opened = False
@@ -204,6 +205,16 @@ class Connection:
         if "error" in decoded:
             raise api_error(decoded["error"], missing)
         return decoded
+
+    async def ping(self) -> float:
+        """Seconds of a round trip to the server."""
+        self._check_open()
+        began = asyncio.get_running_loop().time()
+        try:
+            await self._client.flush(max(1, round(self.options.timeout)))
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise UnavailableError(f"The NATS server does not answer: {error}") from error
+        return asyncio.get_running_loop().time() - began
 
     async def close(self) -> None:
         if not self._closed:

@@ -28,6 +28,7 @@ from penstock.message import Draft, PublishFault, Receipt
 # does not hold up the connection.
 _BATCH_MESSAGES = 1000
 _BATCH_BYTES = 4 * 2**20
+_QUIET_TURNS = 4
 
 
 Operation: TypeAlias = tuple[int, bytes, bytes]
@@ -295,7 +296,10 @@ class _Committer:
                 return
         # Our turn to send, for ourselves and all who wait.
         self._busy = True
+        batch: list[_Entry] = []
         try:
+            if entry.turn:
+                await self._gather()
             batch = self._take()
             await self._send(batch)
         finally:
@@ -303,6 +307,15 @@ class _Committer:
         for other in batch:
             if not other.done.done():
                 other.done.set_result(None)
+
+    async def _gather(self) -> None:
+        """Publishers that waited for the last commit are about to come with more. A few turns of
+        the loop cost nothing beside a sync to disk, and double what goes out together."""
+        quiet = 0
+        while quiet < _QUIET_TURNS and len(self._waiting) < _BATCH_MESSAGES:
+            waiting = len(self._waiting)
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self._waiting) == waiting else 0
 
     def _take(self) -> list[_Entry]:
         batch: list[_Entry] = []

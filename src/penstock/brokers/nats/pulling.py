@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 import msgspec
+import nats.errors
 
 from penstock.brokers.nats.catalogue import Consumer
 from penstock.brokers.nats.connection import Connection
@@ -87,7 +89,7 @@ class Pulling:
         self._names = itertools.count(1)
         self._idle: list[Inbox] = []
         self._busy: set[Inbox] = set()
-        self._strays: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._wire.on_loss(self._on_loss)
 
     async def pull(
@@ -195,19 +197,31 @@ class Pulling:
                 self._on_stray(reply)
         if inbox.done is not None and not inbox.done.done():
             inbox.done.cancel()
-        # The request may live on at the server for a while; the inbox is not used again.
+        if inbox.unsubscribe is not None and self._wire.connected:
+            # Without our interest the server drops the request instead of answering it.
+            self._do(inbox.unsubscribe())
 
     def _on_stray(self, reply: bytes) -> None:
         if self._wire.connected:
-            # Owned here, and short: one write.
-            task = asyncio.get_running_loop().create_task(self.write_acks([(reply, b"-NAK")]))
-            self._strays.add(task)
-            task.add_done_callback(self._strays.discard)
+            self._do(self.write_acks([(reply, b"-NAK")]))
+
+    def _do(self, work: Awaitable[None]) -> None:
+        """In the background, and short: one write."""
+        # Owned here; it ends with its write, or with the connection.
+        task = asyncio.get_running_loop().create_task(_quietly(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _on_loss(self) -> None:
         error = UnavailableError("The connection to the NATS server was lost")
         for inbox in list(self._busy):
             inbox.fail(error)
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    """The connection may go meanwhile; then there is nothing left to tidy up."""
+    with suppress(PenstockError, nats.errors.Error, OSError):
+        await work
 
 
 def _failure(consumer: Consumer, code: int, text: str) -> PenstockError:

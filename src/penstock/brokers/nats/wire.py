@@ -11,6 +11,7 @@ This is the only place that knows nats-py's insides; `check_compatible` says so 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -32,6 +33,7 @@ BulkSink: TypeAlias = Callable[[list[tuple[bytes, ...]]], None]
 
 # Bytes that are written before waiting for the socket to take them.
 WRITE_CHUNK = 512 * 1024
+_LINGER = 5.0
 
 
 def check_compatible() -> None:
@@ -136,6 +138,7 @@ class Wire:
         self._client = client
         self._sinks: dict[bytes, Sink] = {}
         self._losses: set[Callable[[], None]] = set()
+        self.timeout = 5.0
         self._parser = LeanParser(client, self._sinks)
         client._ps = self._parser
 
@@ -179,15 +182,26 @@ class Wire:
             raise UnavailableError(f"Lost the connection to the NATS server: {error}") from error
 
         async def unsubscribe() -> None:
-            self._sinks.pop(sid, None)
             if not self._client.is_closed:
                 await subscription.unsubscribe()
+            # What the server sent before it knew must still find its sink.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_LINGER, lambda: self._sinks.pop(sid, None))
 
         return unsubscribe
 
     async def write(self, parts: list[bytes]) -> None:
         """Send complete operations, in order, waiting when the socket is behind."""
         self.check_connected()
+        try:
+            async with asyncio.timeout(self.timeout):
+                await self._write(parts)
+        except TimeoutError:
+            raise UnavailableError(
+                f"The NATS server took nothing for {self.timeout:g} s; is the connection dead?"
+            ) from None
+
+    async def _write(self, parts: list[bytes]) -> None:
         transport = cast("Transport", self._client._transport)
         pending: list[bytes] = []
         size = 0

@@ -21,6 +21,10 @@ class Administering:
         assert await topic.exists() and await sub.exists()
 
     @behaviour()
+    async def test_a_broker_that_can_be_reached_says_how_far_it_is(self, scene: Scene) -> None:
+        assert 0 <= await scene.broker.ping() < 5
+
+    @behaviour()
     async def test_creating_twice_fails_and_changes_nothing(self, scene: Scene) -> None:
         topic, sub = await scene.pair()
         await topic.publish_message(b"kept")
