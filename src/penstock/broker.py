@@ -119,16 +119,26 @@ class RetryPolicy:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopicConfig:
     """`message_retention`: seconds the topic's log keeps every message, acked or not (0: only
-    while a subscription needs it). `duplicate_window`: seconds a message id is remembered."""
+    while a subscription needs it). `duplicate_window`: seconds a message id is remembered.
+    `routed_attributes`: attributes that become part of each message's subject, in this order, so
+    that brokers which filter by subject can filter by them."""
 
     name: str
     message_retention: float = 0.0
     duplicate_window: float = 120.0
+    routed_attributes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("Topic", self.name)
         check_duration("message_retention", self.message_retention, 0, 31 * DAY)
         check_duration("duplicate_window", self.duplicate_window, 0, DAY)
+        if not isinstance(self.routed_attributes, tuple) or not all(
+            isinstance(key, str) and key for key in self.routed_attributes
+        ):
+            raise InvalidArgumentError(
+                f"routed_attributes of topic {self.name!r} must be a tuple of attribute keys, not "
+                f"{self.routed_attributes!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -148,17 +148,24 @@ class Topic:
         return self._name
 
     async def create(
-        self, *, message_retention: float = 0.0, duplicate_window: float = 120.0
+        self,
+        *,
+        message_retention: float = 0.0,
+        duplicate_window: float = 120.0,
+        routed_attributes: Sequence[str] = (),
     ) -> Topic:
         """Create it in the broker.
 
         `message_retention`: seconds to keep every message for replay, acked or not.
         `duplicate_window`: seconds within which a message id is stored once.
+        `routed_attributes`: attributes that subscriptions filter by; they become part of each
+        message's subject, which JetStream can filter on the server.
         """
         config = TopicConfig(
             name=self._name,
             message_retention=message_retention,
             duplicate_window=duplicate_window,
+            routed_attributes=_keys(routed_attributes),
         )
         await (await self._pubsub.broker()).admin.create_topic(config)
         return self
@@ -202,3 +209,9 @@ class Topic:
         if isinstance(answer, PublishFault):
             raise answer.error
         return answer.message_id
+
+
+def _keys(names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise InvalidArgumentError(f"routed_attributes must be a list of keys, not {names!r}")
+    return tuple(names)

@@ -11,6 +11,7 @@ from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.clock import NS
 from penstock.errors import FailedPreconditionError, PenstockError, UnimplementedError
 from penstock.message import Draft, Expect, PublishFault, Receipt, Record
+from penstock.routing import routed_subject
 
 
 class RetainedLog:
@@ -73,6 +74,7 @@ class TopicState:
         """Store what is new and as expected, hand it to the subscriptions, answer each draft."""
         answers: list[Receipt | PublishFault] = []
         records: list[Record] = []
+        name, routed = self.config.name, self.config.routed_attributes
         for draft in drafts:
             message_id = draft.message_id
             if message_id is not None:
@@ -80,7 +82,9 @@ class TopicState:
                 if known is not None:
                     answers.append(Receipt(message_id, known, True))
                     continue
-            subject = draft.subject or self.config.name
+            subject = draft.subject or name
+            if routed and not draft.subject:
+                subject = routed_subject(name, routed, draft.attributes)
             if draft.expect is not None or draft.ttl is not None:
                 refusal = self._refusal(draft, subject)
                 if refusal is not None:

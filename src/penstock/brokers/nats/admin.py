@@ -55,6 +55,7 @@ class NatsAdmin:
         )
 
     async def delete_topic(self, topic: str) -> None:
+        self._catalogue.forget_routes(topic)
         await self._connection.request(
             f"STREAM.DELETE.{encode_name(topic)}", missing=lambda: TopicNotFoundError(topic)
         )
@@ -81,11 +82,14 @@ class NatsAdmin:
         try:
             await self._catalogue.consumer_info(config.name)
         except SubscriptionNotFoundError:
-            await self._create_consumer(config, topic["state"]["last_seq"] + 1)
+            routed = topic_config(topic).routed_attributes
+            await self._create_consumer(config, routed, topic["state"]["last_seq"] + 1)
         else:
             raise _exists("Subscription", config.name)
 
-    async def _create_consumer(self, config: SubscriptionConfig, first: int) -> None:
+    async def _create_consumer(
+        self, config: SubscriptionConfig, routed: tuple[str, ...], first: int
+    ) -> None:
         """A consumer that begins at sequence `first` and can be moved back later.
 
         A consumer created to see only what is new cannot be moved, so it is created to see
@@ -94,7 +98,11 @@ class NatsAdmin:
         stream, name = encode_name(config.topic), encode_name(config.name)
         info = await self._connection.request(
             f"CONSUMER.CREATE.{stream}.{name}",
-            {"stream_name": stream, "action": "create", "config": consumer_config(config)},
+            {
+                "stream_name": stream,
+                "action": "create",
+                "config": consumer_config(config, routed),
+            },
             missing=lambda: TopicNotFoundError(config.topic),
         )
         consumer = consumer_of(info)

@@ -55,7 +55,7 @@ class NatsBroker:
         self._connection = connection
         self._clock = clock
         self._catalogue = Catalogue(connection)
-        self._publishing = Publishing(connection)
+        self._publishing = Publishing(connection, self._catalogue)
         self._pulling = Pulling(connection)
         self.log = NatsLog(self._catalogue, self._pulling)
         self._rescue = Rescue(connection, self._pulling, self.log, self._bury)

@@ -16,7 +16,9 @@ from penstock.broker import (
 from penstock.brokers.nats.connection import Connection
 from penstock.brokers.nats.headers import decode_name, encode_name
 from penstock.clock import NS
-from penstock.errors import SubscriptionNotFoundError, TopicNotFoundError
+from penstock.errors import PermissionDeniedError, SubscriptionNotFoundError, TopicNotFoundError
+from penstock.filters import parse_filter
+from penstock.routing import subject_filters
 
 _MARK = "penstock"
 _KEEP_AT_LEAST = 7 * DAY
@@ -36,6 +38,22 @@ class Catalogue:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._consumers: dict[str, Consumer] = {}
+        self._routes: dict[str, tuple[str, ...]] = {}
+
+    async def routes(self, topic: str) -> tuple[str, ...]:
+        """The routed attributes of a topic. A user who may not ask publishes without them, which
+        costs filtering on the server and nothing else."""
+        known = self._routes.get(topic)
+        if known is None:
+            try:
+                known = topic_config(await self.stream_info(topic)).routed_attributes
+            except PermissionDeniedError:
+                known = ()
+            self._routes[topic] = known
+        return known
+
+    def forget_routes(self, topic: str) -> None:
+        self._routes.pop(topic, None)
 
     async def consumer(self, subscription: str) -> Consumer:
         known = self._consumers.get(subscription)
@@ -106,7 +124,11 @@ def stream_config(config: TopicConfig) -> dict[str, Any]:
         "allow_msg_ttl": True,
         "metadata": {
             _MARK: msgspec.json.encode(
-                {"retention": config.message_retention, "duplicates": config.duplicate_window}
+                {
+                    "retention": config.message_retention,
+                    "duplicates": config.duplicate_window,
+                    "routed": config.routed_attributes,
+                }
             ).decode()
         },
     }
@@ -119,12 +141,15 @@ def topic_config(info: dict[str, Any]) -> TopicConfig:
         name=decode_name(config["name"]),
         message_retention=marked.get("retention", min(config["max_age"] / NS, 31 * DAY)),
         duplicate_window=marked.get("duplicates", config.get("duplicate_window", 0) / NS),
+        routed_attributes=tuple(marked.get("routed", ())),
     )
 
 
-def consumer_config(config: SubscriptionConfig) -> dict[str, Any]:
+def consumer_config(config: SubscriptionConfig, routed: tuple[str, ...]) -> dict[str, Any]:
     """A subscription as a durable pull consumer. No `backoff`: it would replace `ack_wait`."""
     policy, retry = config.dead_letter_policy, config.retry_policy
+    tree = parse_filter(config.filter) if config.filter else None
+    subjects = subject_filters(config.topic, routed, tree) if tree is not None else []
     mark = {
         "ordering": config.message_ordering,
         "exactly_once": config.enable_exactly_once_delivery,
@@ -145,6 +170,7 @@ def consumer_config(config: SubscriptionConfig) -> dict[str, Any]:
         "max_waiting": 512,
         "metadata": {_MARK: msgspec.json.encode(mark).decode()},
         "deliver_policy": "all",
+        **({"filter_subjects": subjects} if subjects else {}),
     }
 
 

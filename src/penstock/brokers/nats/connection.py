@@ -112,6 +112,7 @@ class Connection:
         self.wire.timeout = options.timeout
         self._attempts = 0
         self._last_error: BaseException | None = None
+        self._refusals: dict[str, asyncio.Future[None]] = {}
         self._opened = False
         self._closed = False
         self.on_denied: Callable[[str], None] | None = None
@@ -183,9 +184,7 @@ class Connection:
         self._check_open()
         payload = msgspec.json.encode(body) if body is not None else b""
         try:
-            answer = await self._client.request(
-                f"$JS.API.{subject}", payload, timeout=self.options.timeout
-            )
+            answer = await self._ask(f"$JS.API.{subject}", payload)
         except nats.errors.NoRespondersError:
             if missing is not None:
                 raise missing() from None
@@ -205,6 +204,26 @@ class Connection:
         if "error" in decoded:
             raise api_error(decoded["error"], missing)
         return decoded
+
+    async def _ask(self, subject: str, payload: bytes) -> Any:
+        """nats-py's request, ended at once when the server refuses the subject."""
+        loop = asyncio.get_running_loop()
+        refused = self._refusals.setdefault(subject, loop.create_future())
+        asking: asyncio.Future[Any] = asyncio.ensure_future(
+            self._client.request(subject, payload, timeout=self.options.timeout)
+        )
+        either: set[asyncio.Future[Any]] = {asking, refused}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if refused.done() and not asking.done():
+                raise PermissionDeniedError(
+                    f"The NATS server does not allow this user {subject!r}; grant it, see "
+                    "docs/nats.conf"
+                )
+            return await asking
+        finally:
+            self._refusals.pop(subject, None)
+            asking.cancel()
 
     async def ping(self) -> float:
         """Seconds of a round trip to the server."""
@@ -230,8 +249,13 @@ class Connection:
     async def _on_error(self, error: Exception) -> None:
         self._last_error = error
         text = str(error)
-        if "permissions violation" in text.lower() and self.on_denied is not None:
-            self.on_denied(text)
+        if "permissions violation" in text.lower():
+            for subject, refused in self._refusals.items():
+                if f'"{subject.lower()}"' in text.lower() and not refused.done():
+                    refused.set_result(None)
+                    return
+            if self.on_denied is not None:
+                self.on_denied(text)
         _log.debug("nats: %s", text)
 
     async def _on_disconnected(self) -> None:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.connection import Connection, api_error
 from penstock.brokers.nats.headers import check_subject, encode_header, status_of
 from penstock.brokers.nats.wire import publish_operation
@@ -23,6 +24,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.message import Draft, PublishFault, Receipt
+from penstock.routing import routed_subject
 
 # JetStream takes at most 1000 messages in an atomic batch; the bytes are bounded so that one batch
 # does not hold up the connection.
@@ -71,8 +73,9 @@ class _Call:
 class Publishing:
     """The publishing half of a connection. Every draft is answered for itself."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
         self._connection = connection
+        self._catalogue = catalogue
         self._wire = connection.wire
         self._prefix = f"{connection.options.inbox_prefix}.{secrets.token_hex(8)}"
         self._calls: dict[bytes, _Call] = {}
@@ -98,9 +101,17 @@ class Publishing:
         operations: list[Operation] = []
         limit = self._wire.max_payload
         default = topic.encode()
+        try:
+            routed = await self._catalogue.routes(topic)
+        except TopicNotFoundError as error:
+            return [PublishFault(error)] * len(drafts)
         for at, draft in enumerate(drafts):
             try:
-                subject = check_subject(topic, draft.subject) if draft.subject else default
+                subject = default
+                if draft.subject:
+                    subject = check_subject(topic, draft.subject)
+                elif routed:
+                    subject = routed_subject(topic, routed, draft.attributes).encode()
                 header = encode_header(draft)
                 if len(header) + len(draft.data) > limit:
                     raise InvalidArgumentError(
@@ -185,6 +196,7 @@ class Publishing:
         block, payload = answer
         if block:
             code, text = status_of(block)
+            self._catalogue.forget_routes(topic)
             return PublishFault(
                 TopicNotFoundError(topic)
                 if code == 503

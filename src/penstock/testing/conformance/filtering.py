@@ -38,3 +38,33 @@ class Filtering:
         with pytest.raises(InvalidArgumentError, match="column"):
             await sub.create()
         assert not await sub.exists()
+
+    @behaviour("filters")
+    async def test_routed_attributes_filter_as_any_other(self, scene: Scene) -> None:
+        topic = await scene.topic(routed_attributes=("stage", "kind"))
+        filters = {
+            'attributes.stage = "Queued"': ["a", "b"],
+            'attributes.stage = "Queued" AND attributes.kind = "x.y *>"': ["b"],
+            'attributes.stage = "Done" OR attributes.stage = "Queued"': ["a", "b", "c"],
+            'attributes.kind = "x" AND NOT attributes:other': ["a", "c"],
+            'attributes.stage != "Queued"': ["c", "d", "e"],
+            "attributes:kind": ["a", "b", "c", "e"],
+            'attributes.kind = ""': ["e"],
+        }
+        received = {
+            text: scene.receive(await scene.subscription(topic, filter=text)) for text in filters
+        }
+        for name, attributes in (
+            ("a", {"stage": "Queued", "kind": "x"}),
+            ("b", {"stage": "Queued", "kind": "x.y *>"}),
+            ("c", {"stage": "Done", "kind": "x"}),
+            ("d", {}),
+            ("e", {"kind": "", "other": "_"}),
+        ):
+            await topic.publish_message(name.encode(), attributes)
+        await scene.eventually(
+            lambda: all(len(received[text]) == len(names) for text, names in filters.items())
+        )
+        await scene.seconds(0.2)
+        for text, names in filters.items():
+            assert sorted(m.data.decode() for m in received[text]) == names, text
