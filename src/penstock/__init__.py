@@ -4,6 +4,7 @@ from penstock import errors
 from penstock.broker import (
     Capabilities,
     DeadLetterPolicy,
+    PushDelivery,
     RetryPolicy,
     SubscriptionStatus,
     TopicStatus,
@@ -52,6 +53,7 @@ __all__ = [
     "PubSub",
     "PublishRetry",
     "PublisherListener",
+    "PushDelivery",
     "Receipt",
     "RetryPolicy",
     "Streaming",

@@ -69,6 +69,7 @@ class Capabilities:
     ttl: bool = False
     outlives_topic: bool = False
     """A subscription hands over what it holds after its topic was deleted."""
+    push: bool = False
     seek: bool = False
     snapshots: bool = False
     replay: bool = False
@@ -117,6 +118,22 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PushDelivery:
+    """Let the broker send messages to `subject` instead of waiting to be asked; subscribers with
+    the same `group` share them. For brokers whose capabilities include `push`."""
+
+    subject: str
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value in (("subject", self.subject), ("group", self.group)):
+            if not isinstance(value, str) or not re.fullmatch(r"[^\s*>]*", value):
+                raise InvalidArgumentError(f"{name} of a push delivery cannot be {value!r}")
+        if not self.subject:
+            raise InvalidArgumentError("A push delivery needs a subject")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TopicConfig:
     """`message_retention`: seconds the topic's log keeps every message, acked or not (0: only
     while a subscription needs it). `duplicate_window`: seconds a message id is remembered.
@@ -159,6 +176,7 @@ class SubscriptionConfig:
     retry_policy: RetryPolicy | None = None
     retain_acked_messages: bool = False
     message_retention: float = 7 * DAY
+    push: PushDelivery | None = None
 
     def __post_init__(self) -> None:
         check_name("Subscription", self.name)
@@ -173,6 +191,7 @@ class SubscriptionConfig:
             ("filter", str),
             ("dead_letter_policy", DeadLetterPolicy | None),
             ("retry_policy", RetryPolicy | None),
+            ("push", PushDelivery | None),
             ("message_ordering", bool),
             ("enable_exactly_once_delivery", bool),
             ("retain_acked_messages", bool),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock import DeadLetterPolicy, Draft, PreciseTime
+from penstock import DeadLetterPolicy, Draft, PreciseTime, PushDelivery
 from penstock.broker import SubscriptionConfig, TopicConfig
 from penstock.brokers.memory import MemoryBroker
 from penstock.errors import (
@@ -16,6 +16,7 @@ from penstock.errors import (
     SnapshotNotFoundError,
     SubscriptionNotFoundError,
     TopicNotFoundError,
+    UnimplementedError,
 )
 from penstock.message import Delivery, Settlement, Verb
 from penstock.testing import VirtualClock, settled
@@ -365,3 +366,15 @@ async def test_what_others_retained_before_it_existed_is_not_a_subscriptions_to_
     await broker.admin.seek("late", PreciseTime.from_ns(0))
     got = await broker.pull("late", max_messages=10, max_bytes=1000, wait=0)
     assert texts(got) == ["after"]
+
+
+async def test_what_it_cannot_do_it_refuses():
+    broker = await make()
+    push = PushDelivery(subject="deliver.here")
+    with pytest.raises(UnimplementedError, match="push"):
+        await broker.admin.create_subscription(
+            SubscriptionConfig(name="pushed", topic="topic", push=push)
+        )
+    for subject in ("", "a b", "a.*", 5):
+        with pytest.raises(InvalidArgumentError):
+            PushDelivery(subject=subject)

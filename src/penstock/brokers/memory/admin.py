@@ -22,6 +22,7 @@ from penstock.errors import (
     InvalidArgumentError,
     SnapshotNotFoundError,
     TopicNotFoundError,
+    UnimplementedError,
 )
 from penstock.message import Record
 
@@ -64,6 +65,10 @@ class MemoryAdmin:
 
     async def create_subscription(self, config: SubscriptionConfig) -> None:
         topic = self._registry.topic(config.topic)
+        if config.push is not None:
+            raise UnimplementedError(
+                f"Subscription {config.name!r}: the memory broker does not push; leave push out"
+            )
         _check_new("Subscription", config.name, self._registry.subscriptions)
         if config.dead_letter_policy is not None:
             self._registry.topic(config.dead_letter_policy.topic)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Self
 
 from penstock.broker import Capabilities, SubscriptionConfig
@@ -13,6 +16,7 @@ from penstock.brokers.nats.headers import parse_ack_subject, record_of
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.publishing import Publishing
 from penstock.brokers.nats.pulling import Pulling, Raw
+from penstock.brokers.nats.pushing import PushInbox
 from penstock.brokers.nats.rescue import Rescue
 from penstock.clock import NS, Clock, PreciseTime
 from penstock.deadlines import Deadlines
@@ -44,6 +48,7 @@ class NatsBroker:
         exactly_once=True,
         delivery_attempts=True,
         dedupe=True,
+        push=True,
         expectations=True,
         ttl=True,
         seek=True,
@@ -61,6 +66,8 @@ class NatsBroker:
         self._rescue = Rescue(connection, self._pulling, self.log, self._bury)
         self.admin = NatsAdmin(connection, self._catalogue, self.log, self._rescue, clock)
         self._loans: dict[str, _Loans] = {}
+        self._pushed: dict[str, PushInbox] = {}
+        self._opening = asyncio.Lock()
         connection.on_denied = self._publishing.denied
 
     @classmethod
@@ -86,16 +93,35 @@ class NatsBroker:
         while True:
             remaining = max(0.0, until - self._clock.monotonic())
             try:
-                raws = await self._pulling.pull(consumer, max_messages, max_bytes, remaining)
+                source = await self._source(consumer)
+                raws = await source(max_messages, max_bytes, remaining)
             except SubscriptionNotFoundError:
                 self._catalogue.forget(subscription)
                 raise
+            if not raws and consumer.config.push is not None:
+                # Nobody tells us when a push consumer is gone: it is just quiet.
+                await self._catalogue.consumer_info(subscription)
             deliveries = [_delivery(consumer, raw) for raw in raws]
             if consumer.config.filter:
                 deliveries = await self._filtered(consumer, deliveries)
             if deliveries or self._clock.monotonic() >= until:
                 self._remember(consumer.config, deliveries)
                 return deliveries
+
+    async def _source(
+        self, consumer: Consumer
+    ) -> Callable[[int, int, float], Awaitable[list[Raw]]]:
+        """Where deliveries come from: asked for, or pushed."""
+        if consumer.config.push is None:
+            return partial(self._pulling.pull, consumer)
+        name = consumer.config.name
+        async with self._opening:
+            inbox = self._pushed.get(name)
+            if inbox is None:
+                inbox = PushInbox(self._connection.wire, self._pulling)
+                await inbox.open(consumer)
+                self._pushed[name] = inbox
+        return inbox.pull
 
     async def _filtered(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
         """JetStream knows no attributes: what does not match is acked here."""
@@ -186,6 +212,9 @@ class NatsBroker:
 
     async def aclose(self) -> None:
         await self._rescue.close()
+        with suppress(PenstockError):
+            for inbox in self._pushed.values():
+                await inbox.close()
         await self._connection.close()
 
     def _remember(self, config: SubscriptionConfig, deliveries: list[Delivery]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from penstock.broker import (
     DAY,
     DeadLetterPolicy,
+    PushDelivery,
     RetryPolicy,
     SubscriptionConfig,
     TopicConfig,
@@ -166,12 +167,21 @@ def consumer_config(config: SubscriptionConfig, routed: tuple[str, ...]) -> dict
         "ack_policy": "explicit",
         "ack_wait": int(config.ack_deadline * NS),
         "max_deliver": policy.max_delivery_attempts if policy else -1,
-        "max_ack_pending": -1,
-        "max_waiting": 512,
+        **(_pushed(config.push) if config.push is not None else _PULLED),
         "metadata": {_MARK: msgspec.json.encode(mark).decode()},
         "deliver_policy": "all",
         **({"filter_subjects": subjects} if subjects else {}),
     }
+
+
+# A pull takes no more than it asks for; a push is bounded by what may be unsettled.
+_PULLED = {"max_ack_pending": -1, "max_waiting": 512}
+_PUSHED_AT_MOST = 1000
+
+
+def _pushed(push: PushDelivery) -> dict[str, Any]:
+    group = {"deliver_group": push.group} if push.group else {}
+    return {"deliver_subject": push.subject, "max_ack_pending": _PUSHED_AT_MOST, **group}
 
 
 def consumer_of(info: dict[str, Any]) -> Consumer:
@@ -193,6 +203,11 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             else None,
             retry_policy=RetryPolicy(minimum_backoff=retry[0], maximum_backoff=retry[1])
             if retry
+            else None,
+            push=PushDelivery(
+                subject=config["deliver_subject"], group=config.get("deliver_group", "")
+            )
+            if config.get("deliver_subject")
             else None,
             retain_acked_messages=marked.get("retain_acked", False),
             message_retention=marked.get("retention", 7 * DAY),

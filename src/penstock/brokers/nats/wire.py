@@ -169,10 +169,12 @@ class Wire:
                 else "The connection to the NATS server is closed"
             )
 
-    async def subscribe(self, subject: str, sink: Sink) -> Callable[[], Awaitable[None]]:
+    async def subscribe(
+        self, subject: str, sink: Sink, *, queue: str = ""
+    ) -> Callable[[], Awaitable[None]]:
         """Messages on `subject` go to `sink`, also after a reconnect; returns how to end it."""
         self.check_connected()
-        subscription = await self._client.subscribe(subject, cb=_ignore)
+        subscription = await self._client.subscribe(subject, queue=queue, cb=_ignore)
         sid = str(subscription._id).encode()
         self._sinks[sid] = sink
         # nats-py sends this in its own time; our writes must not overtake it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock import FlowControl, Message
+from penstock import FlowControl, Message, PushDelivery
 from penstock.testing.conformance.harness import Scene, behaviour
 
 
@@ -113,3 +113,20 @@ class StreamingPull:
             if len(seen) == 5:
                 break
         assert seen == {b"0", b"1", b"2", b"3", b"4"}
+
+    @behaviour("push")
+    async def test_pushed_messages_are_received_like_any_other(self, scene: Scene) -> None:
+        push = PushDelivery(subject=scene.name("deliver"), group="workers")
+        topic, sub = await scene.pair(push=push, ack_deadline=2 * scene.second)
+        await topic.publish_message(b"first")
+        received = scene.receive(
+            sub, lambda m: m.nack() if m.delivery_attempt == 1 and m.data == b"3" else m.ack()
+        )
+        other = scene.pubsub.subscription(sub.name)
+        others = scene.receive(other)
+        for n in range(50):
+            await topic.publish_message(b"%d" % n)
+        await scene.eventually(lambda: len({m.id for m in received + others}) == 51, within=20)
+        await sub.close()
+        await other.close()
+        await scene.backlog_becomes(sub, 0)
