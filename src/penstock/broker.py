@@ -62,6 +62,8 @@ class Capabilities:
     dead_letters: bool = False
     retry_policy: bool = False
     delayed_nack: bool = False
+    sets_deadlines: bool = False
+    """An extension lasts as long as asked; otherwise it renews the ack deadline as it is."""
     exactly_once: bool = False
     delivery_attempts: bool = False
     dedupe: bool = False

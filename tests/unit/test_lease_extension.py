@@ -1,6 +1,7 @@
 """Keeping messages while handlers work, and no longer."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from penstock import (
     Message,
     PreciseTime,
 )
-from penstock.message import Verb
+from penstock.message import Settlement, Verb
 from penstock.testing import VirtualClock, settled
 from tests.fakes import FlakyBroker, subscription_on
 from tests.scenes import now, orders, publish
@@ -150,4 +151,52 @@ async def test_extension_can_be_switched_off():
         sub.open()
         await publish(topic, 1)
         await asyncio.sleep(15)
+        assert len(received) == 2
+
+
+class OnlyRenews(FlakyBroker):
+    """Grants ten seconds and no more, however long is asked for."""
+
+    capabilities = replace(FlakyBroker.capabilities, sets_deadlines=False)
+
+    async def settle(self, subscription, settlements):
+        renewed = [
+            Settlement(s.ack_id, s.verb, 10.0) if s.verb is Verb.EXTEND else s for s in settlements
+        ]
+        return await super().settle(subscription, renewed)
+
+
+async def test_a_deadline_longer_than_the_broker_grants_is_kept_by_renewing():
+    broker = OnlyRenews()
+    async with subscription_on(broker, ack_deadline=10) as (topic, sub):
+        received = []
+        sub.on("message", received.append)
+        sub.open()
+        await publish(topic, 1)
+        await settled()
+        received[0].modify_ack_deadline(100)
+        await asyncio.sleep(95)
+        assert len(received) == 1
+        await asyncio.sleep(15)
+        assert len(received) == 2
+        received[1].modify_ack_deadline(100)
+        await asyncio.sleep(50)
+        received[1].ack()
+        await settled()
+        broker.settled.clear()
+        await asyncio.sleep(100)
+        assert broker.settled == []
+        assert len(received) == 2
+
+
+async def test_a_streams_own_deadline_is_kept_the_same_way():
+    async with subscription_on(OnlyRenews(), ack_deadline=10) as (topic, sub):
+        received = []
+        sub.on("message", received.append)
+        sub.set_options(ack_deadline=60)
+        sub.open()
+        await publish(topic, 1)
+        await asyncio.sleep(55)
+        assert len(received) == 1
+        await asyncio.sleep(20)
         assert len(received) == 2

@@ -65,6 +65,10 @@ class InFlight:
         self._awaited: dict[str, int] = {}
         self.broker_orders = True
         """The broker itself lends one message of a key at a time."""
+        self.broker_sets_deadlines = True
+        """The broker takes any deadline; otherwise it only renews the one it grants."""
+        self._granted = 60.0
+        self._keep_until: dict[str, float] = {}
         self._drain_due = False
         self._cancelling = False
         self._closed = False
@@ -127,9 +131,11 @@ class InFlight:
         wanted = self._options.ack_deadline or granted
         self.ack_deadline = wanted
         self._leases.begin(messages, now + wanted)
+        self._granted = granted
         if wanted != granted:
             for delivery in deliveries:
                 self._settler.add(Settlement(delivery.ack_id, Verb.EXTEND, wanted))
+            self._keep(messages, now, now + wanted)
         extension = self._options.lease_extension
         if extension is not None:
             self._leases.renew(messages, now, now + extension.pause(wanted))
@@ -246,8 +252,11 @@ class InFlight:
                 f"Subscription {self._name!r} is closed: the deadline of message {message.id!r} "
                 "can no longer be changed"
             )
+        now = self._clock.monotonic()
         self._settler.add(Settlement(message.ack_id, Verb.EXTEND, seconds))
-        self._leases.prolong([message.ack_id], self._clock.monotonic() + seconds)
+        self._leases.prolong([message.ack_id], now + seconds)
+        if message in self._leases:
+            self._keep([message], now, now + seconds)
         self._alarm.set(self._leases.next())
 
     def refused(self, settlement: Settlement, response: AckResponse) -> None:
@@ -263,7 +272,16 @@ class InFlight:
             self.settle(message, Verb.RELEASE, None)
             message._settled = True
 
+    def _keep(self, messages: list[Message], now: float, until: float) -> None:
+        """Have leases renewed until then, where the broker grants no longer ones."""
+        if self.broker_sets_deadlines or until - now <= self._granted:
+            return
+        self._keep_until.update((message.ack_id, until) for message in messages)
+        self._leases.renew(messages, now, now + self._granted / 2)
+
     def _let_go(self, message: Message, failed: bool) -> None:
+        if self._keep_until:
+            self._keep_until.pop(message.ack_id, None)
         self.window.release(1, len(message._delivery.record.data))
         if self._lanes is not None:
             self._leave_lane(message, failed=failed)
@@ -341,6 +359,10 @@ class InFlight:
         always = self._options.lease_extension is not None
         ends = now + self.ack_deadline
         for message, since in self._leases.pop_renewals(now, extension.max_total):
+            if self._keep_until.get(message.ack_id, 0.0) > now:
+                self._settler.add(Settlement(message.ack_id, Verb.EXTEND, self._granted))
+                self._leases.renew([message], since, now + self._granted / 2)
+                continue
             if not always and message not in self._parked:
                 continue
             ack_id = message.ack_id
@@ -358,6 +380,7 @@ class InFlight:
         if self._lanes is not None:
             self._lanes.keep_waiting(self._leases.__contains__)
         for message in messages:
+            self._keep_until.pop(message.ack_id, None)
             if self.expired is not None:
                 self.expired.append(message.id)
             self.window.release(1, message.length)
@@ -394,6 +417,7 @@ class InFlight:
         self._held.clear()
         self._outlived.clear()
         self._parked.clear()
+        self._keep_until.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         # Owned here: `abandon` cancels every task and waits for it.

@@ -272,6 +272,7 @@ class MessageStream:
             try:
                 broker = broker or await self._source.broker()
                 self._inflight.broker_orders = broker.capabilities.ordering
+                self._inflight.broker_sets_deadlines = broker.capabilities.sets_deadlines
                 if self._options.message_ordering and not broker.capabilities.ordering:
                     # We keep the order ourselves: one pull at a time, and none before the broker
                     # knows what came back.

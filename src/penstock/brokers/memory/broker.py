@@ -32,6 +32,7 @@ class MemoryBroker:
         dead_letters=True,
         retry_policy=True,
         delayed_nack=True,
+        sets_deadlines=True,
         exactly_once=True,
         delivery_attempts=True,
         dedupe=True,

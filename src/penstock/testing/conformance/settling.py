@@ -61,6 +61,18 @@ class Settling:
         await scene.seconds(3)
         assert await scene.pull(sub) == []
 
+    @behaviour()
+    async def test_a_handler_may_ask_for_more_time_than_the_deadline(self, scene: Scene) -> None:
+        topic, sub = await scene.pair(ack_deadline=2 * scene.second)
+        received = scene.receive(sub, lambda m: m.modify_ack_deadline(7 * scene.second))
+        await topic.publish_message(b"x")
+        await scene.eventually(lambda: received)
+        await scene.seconds(5)
+        assert len(received) == 1
+        received[0].ack()
+        await scene.seconds(3)
+        assert len(received) == 1
+
     @behaviour("delayed_nack")
     async def test_a_nack_with_a_delay_comes_back_after_it(self, scene: Scene) -> None:
         topic, sub = await scene.pair()
