@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COMPILE = [
     *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--upgrade"),
-    *("--generate-hashes", "--no-emit-index-url", "--no-emit-find-links"),
-    *("--no-annotate", "--python-version", "3.11", "--custom-compile-command", "make lock"),
+    *("--generate-hashes", "--no-annotate", "--python-version", "3.11"),
+    *("--custom-compile-command", "make lock"),
 ]
 
 

@@ -9,14 +9,15 @@ from contextvars import copy_context
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
+from penstock.broker import Capabilities
 from penstock.clock import NS, Alarm, Clock
 from penstock.errors import ClosedError, PenstockError
 from penstock.flow import Window
-from penstock.lanes import Lanes
 from penstock.message import AckResponse, Delivery, Message, Settlement, Verb
 from penstock.subscribing.handlers import HandlerPool
 from penstock.subscribing.leases import LeaseBook, LeaseExtension
 from penstock.subscribing.options import SubscriberOptions
+from penstock.subscribing.ordering import KeyOrder
 from penstock.subscribing.settling import Settler
 
 # How long the others of an ordering key wait for one that failed to come back. Brokers that need
@@ -32,7 +33,7 @@ class InFlight:
     """Hands deliveries to the handler, one of an ordering key at a time, and lets go of them
     when they are settled or their lease ends.
 
-    A message in hand is in the window and has a lease. It waits behind its key in a lane, in
+    A message in hand is in the window and has a lease. It waits behind its key in `_order`, in
     `_held` (no room, paused or no handler yet) or in the pool; or its handler has it.
     """
 
@@ -59,14 +60,10 @@ class InFlight:
         self._leases = LeaseBook()
         self._alarm = Alarm(clock, self._on_alarm)
         self._held: deque[Message] = deque()
-        self._lanes: Lanes[Message] | None = None
+        self._order: KeyOrder | None = None
         self._outlived: set[Message] = set()
-        self._parked: set[Message] = set()
-        self._awaited: dict[str, int] = {}
-        self.broker_orders = True
-        """The broker itself lends one message of a key at a time."""
-        self.broker_sets_deadlines = True
-        """The broker takes any deadline; otherwise it only renews the one it grants."""
+        self._broker_orders = True
+        self._broker_sets_deadlines = True
         self._granted = 60.0
         self._keep_until: dict[str, float] = {}
         self._drain_due = False
@@ -93,14 +90,21 @@ class InFlight:
         )
         self.window.max_bytes = flow.max_bytes
         self.pool.limit = flow.max_messages
-        if options.message_ordering and self._lanes is None:
-            self._lanes = Lanes()
-        elif not options.message_ordering and self._lanes is not None:
-            self._held.extend(self._lanes.clear())
-            self._awaited.clear()
-            self._parked.clear()
-            self._lanes = None
+        if options.message_ordering and self._order is None:
+            self._order = KeyOrder(broker_orders=self._broker_orders)
+        elif not options.message_ordering and self._order is not None:
+            self._held.extend(self._order.clear())
+            self._order = None
         self.drain_soon()
+
+    def learn(self, capabilities: Capabilities) -> None:
+        """What the broker does by itself, known once it is connected and before it delivers."""
+        self._broker_sets_deadlines = capabilities.sets_deadlines
+        if self._broker_orders != capabilities.ordering:
+            self._broker_orders = capabilities.ordering
+            if self._order is not None:
+                self._held.extend(self._order.clear())
+                self._order = KeyOrder(broker_orders=self._broker_orders)
 
     def __len__(self) -> int:
         """Messages with a lease."""
@@ -139,9 +143,10 @@ class InFlight:
         extension = self._options.lease_extension
         if extension is not None:
             self._leases.renew(messages, now, now + extension.pause(wanted))
+        if self._order is not None:
+            messages, parked = self._order.enter(messages)
+            self._leases.renew(parked, now, now + wanted / 2)
         self._alarm.set(self._leases.next())
-        if self._lanes is not None:
-            messages = self._enter_lanes(messages, now)
         self._held.extend(messages)
         self.drain()
 
@@ -176,10 +181,8 @@ class InFlight:
         """Release everything whose handler has not started; returns the ids."""
         waiting = [*self._held, *self.pool.take_waiting()]
         self._held.clear()
-        if self._lanes is not None:
-            waiting += self._lanes.clear()
-            self._awaited.clear()
-            self._parked.clear()
+        if self._order is not None:
+            waiting += self._order.clear()
         ids = [message.id for message in waiting if message in self._leases]
         for message in waiting:
             self._release(message)
@@ -189,7 +192,7 @@ class InFlight:
         """As many messages as the flow control allows are beyond waiting."""
         if self._options.flow_control.allow_excess_messages:
             return False
-        waiting = len(self._held) + (self._lanes.waiting if self._lanes is not None else 0)
+        waiting = len(self._held) + (self._order.waiting if self._order is not None else 0)
         return self.window.messages - waiting >= self._max_delivered
 
     def _deliver(self, message: Message, handler: Handler) -> None:
@@ -214,7 +217,7 @@ class InFlight:
                     failure.add_note(f"Handling message {message.id!r} of {self._name!r}")
                 self._on_error(failure)
         if outlived:
-            self._leave_lane(message, failed=True)
+            self._leave_order(message, failed=True)
         self._on_change()
 
     # Messages are settled.
@@ -274,7 +277,7 @@ class InFlight:
 
     def _keep(self, messages: list[Message], now: float, until: float) -> None:
         """Have leases renewed until then, where the broker grants no longer ones."""
-        if self.broker_sets_deadlines or until - now <= self._granted:
+        if self._broker_sets_deadlines or until - now <= self._granted:
             return
         self._keep_until.update((message.ack_id, until) for message in messages)
         self._leases.renew(messages, now, now + self._granted / 2)
@@ -283,68 +286,33 @@ class InFlight:
         if self._keep_until:
             self._keep_until.pop(message.ack_id, None)
         self.window.release(1, len(message._delivery.record.data))
-        if self._lanes is not None:
-            self._leave_lane(message, failed=failed)
+        if self._order is not None:
+            self._leave_order(message, failed=failed)
         if self._held:
             self.drain_soon()
         self._on_change()
 
     # One of an ordering key at a time.
 
-    def _enter_lanes(self, messages: list[Message], now: float) -> list[Message]:
-        """Those whose turn it is. The others wait; where the broker sends ahead they are ours
-        for longer than their handlers alone would take, so their leases are kept."""
-        going = [message for message in messages if self._enter_lane(message)]
-        if not self.broker_orders and len(going) < len(messages):
-            parked = set(messages).difference(going)
-            self._parked |= parked
-            self._leases.renew(list(parked), now, now + self.ack_deadline / 2)
-        return going
-
-    def _enter_lane(self, message: Message) -> bool:
-        key, lanes = message.ordering_key, self._lanes
-        if key is None or lanes is None:
-            return True
-        awaited = self._awaited.get(key)
-        if awaited is not None and message._delivery.record.sequence <= awaited:
-            del self._awaited[key]
-            lanes.replace(key, message)
-            return True
-        return lanes.enter(key, message)
-
-    def _leave_lane(self, message: Message, *, failed: bool) -> None:
-        key, lanes = message.ordering_key, self._lanes
-        if key is None or lanes is None or lanes.current(key) is not message:
+    def _leave_order(self, message: Message, *, failed: bool) -> None:
+        if self._order is None:
             return
-        if failed and not self.broker_orders:
-            self._await_return(message, key)
-            return
-        if failed:
-            # The key comes back from this message: what we hold after it must come after it.
-            waiting = lanes.take_waiting(key)
-            for later in sorted(waiting, key=lambda waits: waits._delivery.record.sequence):
-                self._release(later)
-        self._next_in_lane(key)
+        following, give_back, awaited = self._order.leave(message, failed=failed)
+        for later in give_back:
+            self._release(later)
+        self._turn_of(following)
+        if awaited is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_RETURNS_WITHIN, self._stop_awaiting, message.ordering_key, awaited)
 
-    def _next_in_lane(self, key: str) -> None:
-        following = self._lanes.leave(key) if self._lanes is not None else None
-        if following is not None:
-            self._parked.discard(following)
-            self._held.append(following)
+    def _stop_awaiting(self, key: str | None, sequence: int) -> None:
+        if self._order is not None and key is not None and not self._closed:
+            self._turn_of(self._order.stop_awaiting(key, sequence))
+
+    def _turn_of(self, message: Message | None) -> None:
+        if message is not None:
+            self._held.append(message)
             self.drain_soon()
-
-    def _await_return(self, message: Message, key: str) -> None:
-        """Keep the lane until a failed message is back, whatever comes before it: this broker
-        may send later messages of the key first. Not for ever: it may have gone elsewhere."""
-        sequence = message._delivery.record.sequence
-        self._awaited[key] = sequence
-        loop = asyncio.get_running_loop()
-        loop.call_later(_RETURNS_WITHIN, self._stop_awaiting, key, sequence)
-
-    def _stop_awaiting(self, key: str, sequence: int) -> None:
-        if self._awaited.get(key) == sequence and not self._closed:
-            del self._awaited[key]
-            self._next_in_lane(key)
 
     # Leases end or are renewed.
 
@@ -363,7 +331,8 @@ class InFlight:
                 self._settler.add(Settlement(message.ack_id, Verb.EXTEND, self._granted))
                 self._leases.renew([message], since, now + self._granted / 2)
                 continue
-            if not always and message not in self._parked:
+            parked = self._order is not None and self._order.is_parked(message)
+            if not always and not parked:
                 continue
             ack_id = message.ack_id
             if (self._leases.ends(ack_id) or 0.0) < ends:
@@ -376,9 +345,8 @@ class InFlight:
         if not messages:
             return
         self._held = deque(m for m in self._held if m in self._leases)
-        self._parked.difference_update(messages)
-        if self._lanes is not None:
-            self._lanes.keep_waiting(self._leases.__contains__)
+        if self._order is not None:
+            self._order.drop(self._leases.__contains__)
         for message in messages:
             self._keep_until.pop(message.ack_id, None)
             if self.expired is not None:
@@ -387,7 +355,7 @@ class InFlight:
             if self.pool.is_running(message):
                 self._outlived.add(message)
             else:
-                self._leave_lane(message, failed=True)
+                self._leave_order(message, failed=True)
         self.drain_soon()
         self._on_change()
 
@@ -416,7 +384,6 @@ class InFlight:
         self._leases.clear()
         self._held.clear()
         self._outlived.clear()
-        self._parked.clear()
         self._keep_until.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

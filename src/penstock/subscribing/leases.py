@@ -81,6 +81,8 @@ class LeaseBook:
 
     def renew(self, messages: Sequence[Message], since: float, at: float) -> None:
         """Due for renewal at `at`; `since` is when renewing them began."""
+        if not messages:
+            return
         ack_ids = [message.ack_id for message in messages]
         self._renewed_since.update(dict.fromkeys(ack_ids, since))
         self._renewal.add(at, ack_ids)

@@ -270,9 +270,9 @@ class MessageStream:
         broker: Broker | None = None
         while True:
             try:
-                broker = broker or await self._source.broker()
-                self._inflight.broker_orders = broker.capabilities.ordering
-                self._inflight.broker_sets_deadlines = broker.capabilities.sets_deadlines
+                if broker is None:
+                    broker = await self._source.broker()
+                    self._inflight.learn(broker.capabilities)
                 if self._options.message_ordering and not broker.capabilities.ordering:
                     # We keep the order ourselves: one pull at a time, and none before the broker
                     # knows what came back.

@@ -1,0 +1,106 @@
+"""Which messages of an ordering key may go to the handler, and which must wait. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from penstock.lanes import Lanes
+from penstock.message import Message
+
+
+class Left(NamedTuple):
+    """What follows when a message leaves its lane.
+
+    `following`: whose turn it is now. `give_back`: later ones that must come after it again.
+    `awaited`: its sequence, when the key waits for it to come back.
+    """
+
+    following: Message | None = None
+    give_back: Sequence[Message] = ()
+    awaited: int | None = None
+
+
+class KeyOrder:
+    """One message of a key at a time, in order, whatever becomes of it.
+
+    A broker that orders lends one message of a key at a time; what waits here then is at most a
+    redelivery. A broker that sends ahead leaves the order to us: when a message fails, its key
+    waits for it to come back, because later ones may come first.
+    """
+
+    def __init__(self, *, broker_orders: bool) -> None:
+        self._broker_orders = broker_orders
+        self._lanes: Lanes[Message] = Lanes()
+        self._awaited: dict[str, int] = {}
+        self._parked: set[Message] = set()
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait behind another of their key."""
+        return self._lanes.waiting
+
+    def is_parked(self, message: Message) -> bool:
+        """It waits here although the broker lent it to us: its lease must be kept."""
+        return message in self._parked
+
+    def enter(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+        """Those that may go, and those whose leases must be kept while they wait."""
+        going = [message for message in messages if self._enter(message)]
+        if self._broker_orders or len(going) == len(messages):
+            return going, []
+        parked = set(messages).difference(going)
+        self._parked |= parked
+        return going, list(parked)
+
+    def leave(self, message: Message, *, failed: bool) -> Left:
+        """The message is settled or has expired; `failed` means that it will come back."""
+        key = message.ordering_key
+        if key is None or self._lanes.current(key) is not message:
+            return Left()
+        if failed and not self._broker_orders:
+            self._awaited[key] = sequence = _sequence(message)
+            return Left(awaited=sequence)
+        give_back: Sequence[Message] = ()
+        if failed:
+            give_back = sorted(self._lanes.take_waiting(key), key=_sequence)
+        return Left(self._next(key), give_back)
+
+    def stop_awaiting(self, key: str, sequence: int) -> Message | None:
+        """It has not come back: whose turn is it instead?"""
+        if self._awaited.get(key) != sequence:
+            return None
+        del self._awaited[key]
+        return self._next(key)
+
+    def drop(self, held: Callable[[Message], bool]) -> None:
+        """Forget what waits and is no longer ours."""
+        self._lanes.keep_waiting(held)
+        self._parked = {message for message in self._parked if held(message)}
+
+    def clear(self) -> list[Message]:
+        """Forget everything; returns what waited."""
+        self._awaited.clear()
+        self._parked.clear()
+        return self._lanes.clear()
+
+    def _enter(self, message: Message) -> bool:
+        key = message.ordering_key
+        if key is None:
+            return True
+        awaited = self._awaited.get(key)
+        if awaited is not None and _sequence(message) <= awaited:
+            del self._awaited[key]
+            self._lanes.replace(key, message)
+            return True
+        return self._lanes.enter(key, message)
+
+    def _next(self, key: str) -> Message | None:
+        following = self._lanes.leave(key)
+        if following is not None:
+            self._parked.discard(following)
+        return following
+
+
+def _sequence(message: Message) -> int:
+    return message._delivery.record.sequence
