@@ -276,7 +276,7 @@ class MessageStream:
                 if self._options.message_ordering and not broker.capabilities.ordering:
                     # We keep the order ourselves: one pull at a time, and none before the broker
                     # knows what came back.
-                    if asyncio.current_task() is not self._pullers[0]:
+                    if asyncio.current_task() not in self._pullers[:1]:
                         return
                     await self._settler.flushed()
                 await self._pull(broker)
