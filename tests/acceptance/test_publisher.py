@@ -593,3 +593,49 @@ def test_backoff_doubles_between_attempts():
     delays = [retry.delay(n, 0, UnavailableError("x"), lambda: 1.0) for n in range(1, 7)]
     assert delays == [1, 2, 4, 8, 8, 8]
     assert all(a <= b for a, b in pairwise(delays))
+
+
+async def test_a_caller_that_waits_behind_its_key_is_let_go_by_stop():
+    broker = SlowBroker(delay=1000)
+    async with publishing(broker, wait_timeout=600) as (_, publisher):
+        await publisher.publish_async("orders", ordering_key="k")
+        waiting = asyncio.ensure_future(publisher.publish_async("orders", ordering_key="k"))
+        await settled()
+        await publisher.drain(timeout=1)
+        flight = await asyncio.wait_for(waiting, 1)
+        assert flight.state is FlightState.UNKNOWN
+
+
+async def test_giving_up_waiting_for_an_ack_does_not_spoil_it_for_others():
+    async with publishing(SlowBroker(delay=1)) as (_, publisher):
+        flight = await publisher.publish_async("orders")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(flight.ack, 0.5)
+        assert (await flight.ack).sequence == 1
+
+
+async def test_drain_does_not_wait_for_runners_that_were_cancelled():
+    async with PubSub(broker=SlowBroker(delay=1000), clock=VirtualClock()) as pubsub:
+        await pubsub.topic("orders").create()
+        publisher = ManagedPublisher(pubsub, wait_timeout=600)
+        runners = [
+            asyncio.ensure_future(publisher.publish_runner()),
+            asyncio.ensure_future(publisher.flights_runner()),
+        ]
+        flight = await publisher.publish_async("orders")
+        await settled()
+        for runner in runners:
+            runner.cancel()
+        await settled()
+        assert await publisher.drain() == (flight,)
+
+
+async def test_a_listener_may_drain_its_publisher():
+    class Draining(PublisherListener):
+        async def acked(self, flight):
+            await publisher.drain()
+
+    async with publishing(listener=Draining()) as (_, publisher):
+        await publisher.publish_async("orders")
+        await asyncio.sleep(1)
+    assert now() == 1

@@ -165,3 +165,48 @@ async def test_the_messages_of_ten_megabytes_fit(tmp_path):
             assert message.data == data
             message.ack()
             break
+
+
+async def test_the_last_to_leave_need_not_be_the_one_who_started_it(tmp_path):
+    async with PubSub(f"local://{tmp_path}") as pubsub:
+        await pubsub.topic("orders").create()
+        process, pid = another_process(tmp_path)
+    assert server.alive(pid)
+    began = time.monotonic()
+    end(process)
+    assert time.monotonic() - began < 5
+    assert not server.alive(pid)
+
+
+async def test_a_server_that_died_is_found_again_by_its_users(tmp_path):
+    async with PubSub(f"local://{tmp_path}") as old:
+        topic = await old.topic("orders").create()
+        pid = (await old.broker()).server.state().pid
+        os.kill(pid, signal.SIGKILL)
+        async with PubSub(f"local://{tmp_path}") as new:
+            assert (await new.broker()).server.state().pid != pid
+            for _ in range(50):
+                try:
+                    await topic.publish_message(b"x")
+                    break
+                except UnavailableError:
+                    await asyncio.sleep(0.2)
+            else:
+                raise AssertionError("never found again")
+
+
+async def test_an_open_that_is_cancelled_leaves_no_server_behind(tmp_path):
+    opening = asyncio.ensure_future(PubSub(f"local://{tmp_path}").broker())
+    await asyncio.sleep(0.01)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert LocalServer(tmp_path).state() is None
+
+
+def test_a_password_does_not_show_in_a_repr(tmp_path):
+    state = LocalServer(tmp_path).keep()
+    try:
+        assert state.password not in repr(state)
+    finally:
+        LocalServer(tmp_path).stop()

@@ -5,18 +5,21 @@ past its deadline.
 """
 
 import asyncio
+import contextlib
 import time
 
 import pytest
 
 from penstock import (
     AckResponse,
+    DeadLetterPolicy,
     Draft,
     Expect,
     FlightState,
     ManagedPublisher,
     PublishRetry,
     PubSub,
+    Receipt,
 )
 from penstock.errors import (
     ClosedError,
@@ -30,6 +33,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from penstock.message import Settlement, Verb
 from penstock.testing import eventually
 from penstock.testing.faults import faulty_proxy
 from tests.servers import NatsServer
@@ -379,8 +383,6 @@ async def test_a_pull_that_is_cancelled_does_not_swallow_messages(server):
 
 
 async def test_a_crash_on_the_last_delivery_strands_nothing(server):
-    from penstock import DeadLetterPolicy
-
     async with PubSub(server.url) as pubsub:
         topic = await pubsub.topic("crashy").create()
         dead = await pubsub.topic("crashy-dead").create()
@@ -494,3 +496,261 @@ async def test_a_dead_connection_is_noticed_by_a_ping(server):
         with pytest.raises(UnavailableError):
             await broker.ping()
         proxy.thaw()
+
+
+async def test_a_cancelled_publisher_takes_nobody_of_its_commit_along(tmp_path):
+    with NatsServer(tmp_path, sync=True) as server:
+        async with PubSub(f"{server.url}?group_commit=1") as pubsub:
+            topic = await pubsub.topic("grouped").create()
+
+            async def one(n, patience):
+                if n % 3 != 1:
+                    await topic.publish_message(b"x")
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(patience):
+                        await topic.publish_message(b"x")
+
+            for turn in range(15):
+                tasks = [
+                    asyncio.ensure_future(one(n, 0.0005 + 0.0015 * (turn % 10))) for n in range(30)
+                ]
+                _, pending = await asyncio.wait(tasks, timeout=5)
+                assert not pending
+                for task in tasks:
+                    task.result()
+
+
+async def test_cancelled_callers_do_not_push_others_out_of_a_commit(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?group_commit=1&timeout=3") as pubsub,
+    ):
+        await pubsub.topic("pushed-out").create()
+        broker = await pubsub.broker()
+        await broker.publish("pushed-out", [Draft.of(b"0")])
+        proxy.freeze()
+
+        def publish(drafts):
+            return asyncio.ensure_future(broker.publish("pushed-out", drafts))
+
+        first = publish([Draft.of(b"first")])
+        await asyncio.sleep(0.02)
+        many = [publish([Draft.of(b"many")] * 500) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        last = publish([Draft.of(b"last")])
+        await asyncio.sleep(0.02)
+        for task in many:
+            task.cancel()
+        proxy.thaw()
+        assert isinstance((await first)[0], Receipt)
+        assert isinstance((await last)[0], Receipt)
+
+
+async def test_thousands_of_drafts_are_committed_in_pieces(tmp_path):
+    with NatsServer(tmp_path, sync=True) as server:
+        async with PubSub(f"{server.url}?group_commit=1") as pubsub:
+            await pubsub.topic("pieces").create()
+            broker = await pubsub.broker()
+            answers = await broker.publish("pieces", [Draft.of(b"%d" % n) for n in range(3500)])
+            assert [a.sequence for a in answers] == list(range(1, 3501))
+
+
+async def test_a_message_at_the_brim_survives_group_commit(tmp_path):
+    with NatsServer(tmp_path, extra="max_payload: 20000") as server:
+        async with PubSub(f"{server.url}?group_commit=1") as pubsub:
+            await pubsub.topic("brimful").create()
+            broker = await pubsub.broker()
+            drafts = [Draft.of(bytes(19_940), message_id="big"), Draft.of(b"s", message_id="s")]
+            assert [a.sequence for a in await broker.publish("brimful", drafts)] == [1, 2]
+
+
+async def test_dead_letters_of_names_that_look_alike_are_kept_apart(server):
+    async with PubSub(server.url) as pubsub:
+        dead = await pubsub.topic("alike-dead").create()
+        grave = await dead.subscription("alike-grave").create()
+        policy = DeadLetterPolicy(topic="alike-dead", max_delivery_attempts=5)
+        for topic_name, name in (("aaa-bbb", "ccc"), ("aaa", "bbb-ccc")):
+            topic = await pubsub.topic(topic_name).create()
+            sub = await topic.subscription(name, dead_letter_policy=policy).create()
+            sub.on("message", lambda m: m.reject())
+            sub.open()
+            await topic.publish_message(topic_name.encode())
+        letters = []
+        async for letter in grave:
+            letters.append(letter.data)
+            letter.ack()
+            if len(letters) == 2:
+                break
+        assert sorted(letters) == [b"aaa", b"aaa-bbb"]
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+async def test_an_ack_that_met_a_lost_connection_is_sent_again(server, exactly_once):
+    name = f"lost-ack-{exactly_once}"
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=2") as pubsub,
+    ):
+        topic = await pubsub.topic(name).create()
+        dead = await pubsub.topic(f"{name}-dead").create()
+        sub = topic.subscription(
+            f"{name}-sub",
+            ack_deadline=60,
+            enable_exactly_once_delivery=exactly_once,
+            dead_letter_policy=DeadLetterPolicy(topic=dead.name),
+        )
+        await sub.create()
+        responses = []
+
+        async def handle(message):
+            proxy.cut()
+            await asyncio.sleep(0.02)
+            responses.append(await message.ack_with_response())
+
+        sub.on("message", handle)
+        sub.on("error", lambda error: None)
+        sub.open()
+        await topic.publish_message(b"x")
+        await eventually(lambda: responses, within=15)
+        assert responses == [AckResponse.SUCCESS]
+        await asyncio.sleep(0.2)
+        assert (await sub.describe()).backlog == 0
+
+
+async def test_a_subscription_created_again_begins_anew(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("anew").create()
+        first = await topic.subscription("anew-sub", enable_exactly_once_delivery=True).create()
+        broker = await pubsub.broker()
+        await topic.publish_message(b"x")
+        [delivery] = await broker.pull(first.name, max_messages=1, max_bytes=100, wait=2)
+        await broker.settle(first.name, [Settlement(delivery.ack_id, Verb.ACK)])
+        await first.delete()
+        second = await topic.subscription("anew-sub").create()
+        await topic.publish_message(b"y")
+        [delivery] = await broker.pull(second.name, max_messages=1, max_bytes=100, wait=2)
+        await broker.settle(second.name, [Settlement(delivery.ack_id, Verb.ACK)])
+        await asyncio.sleep(0.2)
+        assert (await second.describe()).backlog == 0
+
+
+async def test_an_exactly_once_ack_of_a_subscription_that_is_gone_is_no_success(server):
+    async with PubSub(server.url) as pubsub, PubSub(server.url) as other:
+        topic = await pubsub.topic("gone").create()
+        sub = await topic.subscription("gone-sub", enable_exactly_once_delivery=True).create()
+        broker = await pubsub.broker()
+        await topic.publish_message(b"x")
+        [delivery] = await broker.pull(sub.name, max_messages=1, max_bytes=100, wait=2)
+        await other.subscription("gone-sub").delete()
+        with pytest.raises(UnavailableError):
+            await broker.settle(sub.name, [Settlement(delivery.ack_id, Verb.ACK)])
+
+
+async def test_closing_does_not_wait_for_a_peer_that_reads_no_more(tmp_path):
+    with NatsServer(tmp_path, extra="max_payload: 8MB") as server:
+        async with faulty_proxy("127.0.0.1", server.port) as proxy:
+            pubsub = PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=1")
+            await pubsub.topic("stuck").create()
+            broker = await pubsub.broker()
+            proxy.freeze()
+            drafts = [Draft.of(bytes(4_000_000))]
+            await asyncio.gather(
+                *(broker.publish("stuck", drafts) for _ in range(5)), return_exceptions=True
+            )
+            await asyncio.wait_for(pubsub.aclose(), 10)
+
+
+async def test_a_dead_link_full_of_unsent_bytes_is_replaced(tmp_path):
+    with NatsServer(tmp_path, extra="max_payload: 8MB") as server:
+        async with (
+            faulty_proxy("127.0.0.1", server.port) as proxy,
+            PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=1") as pubsub,
+        ):
+            topic = await pubsub.topic("replaced").create()
+            broker = await pubsub.broker()
+            proxy.freeze()
+            drafts = [Draft.of(bytes(4_000_000))]
+            await asyncio.gather(
+                *(broker.publish("replaced", drafts) for _ in range(5)), return_exceptions=True
+            )
+            proxy.thaw()
+            for _ in range(50):
+                with contextlib.suppress(PenstockError):
+                    await topic.publish_message(b"after")
+                    break
+                await asyncio.sleep(0.2)
+            else:
+                raise AssertionError("never connected again")
+
+
+async def test_an_error_nats_py_does_not_know_is_survived(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=1") as pubsub,
+    ):
+        topic = await pubsub.topic("unknown-error").create()
+        errors = [b"-ERR 'Maximum Connections Exceeded'\r\n"]
+        proxy.replies = lambda data: errors.pop() if errors else data
+        with pytest.raises(PenstockError):
+            await topic.publish_message(b"x")
+        for _ in range(50):
+            with contextlib.suppress(PenstockError):
+                await topic.publish_message(b"after")
+                break
+            await asyncio.sleep(0.2)
+        else:
+            raise AssertionError("never connected again")
+
+
+async def test_lost_connections_leave_no_inboxes_behind(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=2") as pubsub,
+    ):
+        topic = await pubsub.topic("leaky").create()
+        sub = await topic.subscription("leaky-sub").create()
+        sub.on("message", lambda m: m.ack())
+        sub.on("error", lambda error: None)
+        sub.open()
+        broker = await pubsub.broker()
+        for _ in range(6):
+            await asyncio.sleep(0.4)
+            proxy.cut()
+        await asyncio.sleep(1)
+        assert len(broker._connection._client._subs) < 15
+
+
+async def test_what_is_refused_to_one_topic_is_not_refused_to_another(tmp_path):
+    extra = """
+    authorization { users: [
+      { user: "admin", password: "a" }
+      { user: "weak", password: "w", permissions: {
+          publish: ["allowed", "$JS.API.STREAM.INFO.>"], subscribe: ["_INBOX.>"] } }
+    ] }"""
+    with NatsServer(tmp_path, extra=extra, sync=True) as server:
+        host = f"127.0.0.1:{server.port}"
+        async with PubSub(f"nats://admin:a@{host}") as admin:
+            for name in ("allowed", "forbidden"):
+                await admin.topic(name).create()
+        async with PubSub(f"nats://weak:w@{host}") as weak, ManagedPublisher(weak) as publisher:
+            flights = []
+            for n in range(300):
+                if n == 100:
+                    bad = await publisher.publish_async("forbidden")
+                flights.append(await publisher.publish_async("allowed"))
+            await publisher.drain()
+            assert {flight.state for flight in flights} == {FlightState.ACKED}
+            assert bad.state is FlightState.REJECTED
+            with pytest.raises(PermissionDeniedError):
+                await weak.topic("another").create()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["nats://h:abc", "nats://h?timeout=abc", "nats://h?timeout=-1", "tls://127.0.0.1:9?tls_ca=/no"],
+)
+async def test_addresses_that_make_no_sense_say_so(url):
+    with pytest.raises(InvalidArgumentError):
+        async with PubSub(url):
+            pass

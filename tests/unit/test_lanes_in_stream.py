@@ -178,3 +178,41 @@ async def test_a_key_does_not_wait_for_ever_for_a_message_that_went_elsewhere():
         await asyncio.sleep(60)
         assert [text for text, _ in seen] == ["a", "b"]
         assert seen[1][1] <= 6
+
+
+async def test_a_message_that_fails_again_and_again_is_waited_for_each_time():
+    async with subscription_on(ForgetsOrder()) as (topic, sub):
+        sub.set_options(message_ordering=True)
+        seen = []
+
+        def handle(message):
+            seen.append(message.data.decode())
+            if message.data == b"a" and message.delivery_attempt < 5:
+                message.nack(2)
+            else:
+                message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, "a", "b")
+        await asyncio.sleep(30)
+        assert "".join(seen) == "aaaaab"
+
+
+async def test_a_redelivery_that_is_here_already_goes_before_later_ones():
+    async with subscription_on(ForgetsOrder(), ack_deadline=10) as (topic, sub):
+        sub.set_options(message_ordering=True)
+        seen = []
+
+        async def handle(message):
+            seen.append((message.data.decode(), message.delivery_attempt, now()))
+            if message.delivery_attempt == 1 and message.data == b"a":
+                await asyncio.sleep(12)
+            message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, "a", "b", "c")
+        await asyncio.sleep(60)
+        assert [text for text, _, _ in seen] == ["a", "a", "b", "c"]
+        assert seen[1][2] == 12

@@ -14,8 +14,13 @@ from penstock.testing import run_virtual
 class Client:
     """As much of nats-py's client as a parser sees."""
 
+    is_connected = True
+
     def __init__(self):
         self.calls = []
+
+    async def _process_op_err(self, error):
+        self.calls.append(("reconnect", str(error)))
 
     async def _process_msg(self, sid, subject, reply, payload, headers):
         self.calls.append(("msg", sid, subject, reply, payload, headers))
@@ -94,6 +99,11 @@ def test_a_stream_cut_anywhere(cuts):
     edges = [0, *cuts, len(STREAM)]
     pieces = [STREAM[a:b] for a, b in pairwise(edges)]
     assert parse(pieces) == (OURS, THEIRS)
+
+
+def test_an_error_nats_py_does_not_know_is_a_reason_to_connect_anew():
+    _, theirs = parse([b"-ERR 'Maximum Connections Exceeded'\r\n"])
+    assert theirs == [("reconnect", "nats: 'maximum connections exceeded'")]
 
 
 def test_a_huge_message_is_joined_once():

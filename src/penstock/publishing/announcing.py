@@ -39,10 +39,15 @@ class Announcer:
 
     async def finish(self, timeout: float) -> None:
         """Wait for what async methods still do; cancel what takes longer."""
+        if self._task is None or self._task is asyncio.current_task():
+            return
+        await asyncio.wait({self._task}, timeout=timeout)
         if self._task is not None:
-            await asyncio.wait({self._task}, timeout=timeout)
-            if self._task is not None:
-                self._task.cancel()
+            self._task.cancel()
+            for work in self._waiting:
+                if asyncio.iscoroutine(work):
+                    work.close()
+            self._waiting.clear()
 
     async def _run(self) -> None:
         try:

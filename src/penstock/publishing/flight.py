@@ -88,7 +88,7 @@ class Flight(Struct, eq=False):
     @property
     def ack(self) -> asyncio.Future[Receipt]:
         """The receipt, to be awaited. Made when first asked for: most flights never are."""
-        if self._ack is None:
+        if self._ack is None or self._ack.cancelled():
             self._ack = asyncio.get_running_loop().create_future()
             self._settle_ack()
         return self._ack

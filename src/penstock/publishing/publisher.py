@@ -312,6 +312,12 @@ class ManagedPublisher:
     async def publish_runner(self) -> None:
         """Send what is waiting, a batch per topic and turn, until stopped."""
         self._active += 1
+        try:
+            await self._send_batches()
+        finally:
+            self._runner_ended()
+
+    async def _send_batches(self) -> None:
         while not self._stopped:
             await self._to_send.wait()
             self._to_send.clear()
@@ -330,6 +336,18 @@ class ManagedPublisher:
     async def flights_runner(self) -> None:
         """End flights: by their answers, or by their deadlines, until stopped."""
         self._active += 1
+        try:
+            await self._end_flights()
+        finally:
+            self._runner_ended()
+
+    def _runner_ended(self) -> None:
+        """Without its runners nothing moves any more: whoever drains must not wait for it."""
+        self._active -= 1
+        if not self._active:
+            self._empty.set()
+
+    async def _end_flights(self) -> None:
         while not self._stopped:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._retries.next()):
@@ -434,6 +452,9 @@ class ManagedPublisher:
         del self._flights[flight.id]
         self._retries.discard(flight.id)
         flight.finish(state, result)
+        parked = self._parked.get(flight.id)
+        if parked is not None and not parked.done():
+            parked.set_result(None)
         if type(result) is not Receipt:
             self._tell_failed(flight)
         elif self._announcer.has_listener:

@@ -305,9 +305,9 @@ class InFlight:
             loop = asyncio.get_running_loop()
             loop.call_later(_RETURNS_WITHIN, self._stop_awaiting, message.ordering_key, awaited)
 
-    def _stop_awaiting(self, key: str | None, sequence: int) -> None:
+    def _stop_awaiting(self, key: str | None, wait: int) -> None:
         if self._order is not None and key is not None and not self._closed:
-            self._turn_of(self._order.stop_awaiting(key, sequence))
+            self._turn_of(self._order.stop_awaiting(key, wait))
 
     def _turn_of(self, message: Message | None) -> None:
         if message is not None:

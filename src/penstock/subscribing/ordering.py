@@ -13,7 +13,7 @@ class Left(NamedTuple):
     """What follows when a message leaves its lane.
 
     `following`: whose turn it is now. `give_back`: later ones that must come after it again.
-    `awaited`: its sequence, when the key waits for it to come back.
+    `awaited`: a number for this wait, when the key waits for the message to come back.
     """
 
     following: Message | None = None
@@ -32,7 +32,8 @@ class KeyOrder:
     def __init__(self, *, broker_orders: bool) -> None:
         self._broker_orders = broker_orders
         self._lanes: Lanes[Message] = Lanes()
-        self._awaited: dict[str, int] = {}
+        self._awaited: dict[str, tuple[int, int]] = {}
+        self._waits = 0
         self._parked: set[Message] = set()
 
     @property
@@ -59,16 +60,31 @@ class KeyOrder:
         if key is None or self._lanes.current(key) is not message:
             return Left()
         if failed and not self._broker_orders:
-            self._awaited[key] = sequence = _sequence(message)
-            return Left(awaited=sequence)
+            return self._wait_for(message, key)
         give_back: Sequence[Message] = ()
         if failed:
             give_back = sorted(self._lanes.take_waiting(key), key=_sequence)
         return Left(self._next(key), give_back)
 
-    def stop_awaiting(self, key: str, sequence: int) -> Message | None:
+    def _wait_for(self, message: Message, key: str) -> Left:
+        """The key waits until the message is back; it may be here already, behind later ones."""
+        sequence = _sequence(message)
+        waiting = sorted(self._lanes.take_waiting(key), key=_sequence)
+        back = waiting.pop(0) if waiting and _sequence(waiting[0]) <= sequence else None
+        if back is not None:
+            self._parked.discard(back)
+            self._lanes.replace(key, back)
+        for later in waiting:
+            self._lanes.enter(key, later)
+        if back is not None:
+            return Left(back)
+        self._waits += 1
+        self._awaited[key] = (sequence, self._waits)
+        return Left(awaited=self._waits)
+
+    def stop_awaiting(self, key: str, wait: int) -> Message | None:
         """It has not come back: whose turn is it instead?"""
-        if self._awaited.get(key) != sequence:
+        if self._awaited.get(key, (0, 0))[1] != wait:
             return None
         del self._awaited[key]
         return self._next(key)
@@ -89,13 +105,17 @@ class KeyOrder:
         if key is None:
             return True
         awaited = self._awaited.get(key)
-        if awaited is not None and _sequence(message) <= awaited:
+        if awaited is not None and _sequence(message) <= awaited[0]:
             del self._awaited[key]
             self._lanes.replace(key, message)
             return True
         return self._lanes.enter(key, message)
 
     def _next(self, key: str) -> Message | None:
+        if not self._broker_orders:
+            # A redelivery may have come in after later ones.
+            for later in sorted(self._lanes.take_waiting(key), key=_sequence):
+                self._lanes.enter(key, later)
         following = self._lanes.leave(key)
         if following is not None:
             self._parked.discard(following)

@@ -68,6 +68,7 @@ class NatsBroker:
         self._loans: dict[str, _Loans] = {}
         self._pushed: dict[str, PushInbox] = {}
         self._opening = asyncio.Lock()
+        self._catalogue.on_forget = lambda subscription: self._loans.pop(subscription, None)
         connection.on_denied = self._publishing.denied
 
     @classmethod
@@ -134,23 +135,27 @@ class NatsBroker:
         self, subscription: str, settlements: Sequence[Settlement]
     ) -> Sequence[AckResponse]:
         config = (await self._catalogue.consumer(subscription)).config
-        loans = self._loans.get(subscription)
+        loans = self._loans.get(subscription) if _needs_loans(config) else None
         responses = [AckResponse.SUCCESS] * len(settlements)
         acks: list[tuple[bytes, bytes]] = []
         now = self._clock.monotonic()
+        answered: list[Settlement] = []
         for at, settlement in enumerate(settlements):
             ack_id = settlement.ack_id
-            if loans is not None and not loans.is_open(ack_id, now):
-                if config.enable_exactly_once_delivery:
-                    responses[at] = AckResponse.INVALID
+            exactly_once = config.enable_exactly_once_delivery
+            if exactly_once and (loans is None or not loans.is_open(ack_id, now)):
+                responses[at] = AckResponse.INVALID
                 continue
             acks.append((ack_id.encode(), await self._answer(config, settlement, loans)))
-            if loans is not None:
-                loans.settled(settlement, now)
+            answered.append(settlement)
         if acks and config.enable_exactly_once_delivery:
             await self._pulling.write_acks_and_wait(acks)
         elif acks:
             await self._pulling.write_acks(acks)
+        # Only now: a call that fails is made again, and must find them as they were.
+        if loans is not None:
+            for settlement in answered:
+                loans.settled(settlement, now)
         return responses
 
     async def _answer(
@@ -182,11 +187,16 @@ class NatsBroker:
         self, config: SubscriptionConfig, settlement: Settlement, loans: _Loans
     ) -> bool:
         """Publish a spent message to the dead letters; False when that failed, so that it stays."""
+        if settlement.ack_id in loans.buried:
+            return True
         record = loans.record(settlement.ack_id)
         if record is None:
             return False
         lent = parse_ack_subject(settlement.ack_id.encode())
-        return await self._bury(config, record, lent.delivered)
+        moved = await self._bury(config, record, lent.delivered)
+        if moved:
+            loans.buried.add(settlement.ack_id)
+        return moved
 
     async def _bury(self, config: SubscriptionConfig, record: Record, delivered: int) -> bool:
         policy = config.dead_letter_policy
@@ -199,7 +209,7 @@ class NatsBroker:
             f"{_DEAD}TopicPublishTime": PreciseTime.from_ns(record.publish_time_ns).isoformat(),
         }
         # The same id from whoever moves it: it arrives once.
-        message_id = f"dead-{config.topic}-{config.name}-{record.sequence}"
+        message_id = f"dead/{config.topic}/{config.name}/{record.sequence}"
         draft = Draft(record.data, {**record.attributes, **source}, record.ordering_key, message_id)
         try:
             [answer] = await self._publishing.publish(policy.topic, [draft])
@@ -221,7 +231,7 @@ class NatsBroker:
         """Only where answers need more than the ack id says."""
         if not deliveries:
             return
-        if config.enable_exactly_once_delivery or config.dead_letter_policy is not None:
+        if _needs_loans(config):
             loans = self._loans.get(config.name)
             if loans is None:
                 loans = self._loans[config.name] = _Loans(config)
@@ -235,6 +245,7 @@ class _Loans:
         self._ack_deadline = config.ack_deadline
         self._ends: Deadlines[str] = Deadlines()
         self._records: dict[str, Record] = {}
+        self.buried: set[str] = set()
 
     def begin(self, deliveries: list[Delivery], now: float) -> None:
         self._forget_expired(now)
@@ -254,10 +265,16 @@ class _Loans:
         else:
             self._ends.discard(settlement.ack_id)
             self._records.pop(settlement.ack_id, None)
+            self.buried.discard(settlement.ack_id)
 
     def _forget_expired(self, now: float) -> None:
         for ack_id in self._ends.pop_due(now):
             self._records.pop(ack_id, None)
+            self.buried.discard(ack_id)
+
+
+def _needs_loans(config: SubscriptionConfig) -> bool:
+    return config.enable_exactly_once_delivery or config.dead_letter_policy is not None
 
 
 def _delivery(consumer: Consumer, raw: Raw) -> Delivery:

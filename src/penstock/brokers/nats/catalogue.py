@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ class Catalogue:
         self._connection = connection
         self._consumers: dict[str, Consumer] = {}
         self._routes: dict[str, tuple[str, ...]] = {}
+        self.on_forget: Callable[[str], object] = lambda _: None
 
     async def routes(self, topic: str) -> tuple[str, ...]:
         """The routed attributes of a topic. A user who may not ask publishes without them, which
@@ -65,8 +67,10 @@ class Catalogue:
 
     def forget(self, subscription: str) -> None:
         self._consumers.pop(subscription, None)
+        self.on_forget(subscription)
 
     def remember(self, subscription: str, info: dict[str, Any]) -> None:
+        self.forget(subscription)
         self._consumers[subscription] = consumer_of(info)
 
     async def consumer_info(self, subscription: str) -> dict[str, Any]:

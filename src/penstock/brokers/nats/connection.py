@@ -7,6 +7,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 import nats.aio.client
 import nats.errors
+import nkeys  # type: ignore[import-untyped]
 
 from penstock.brokers.nats.wire import Wire, check_compatible
 from penstock.errors import (
@@ -81,6 +83,9 @@ class NatsOptions:
             for host in hosts.split(",")
             if host
         ]
+        for server in options["servers"]:
+            if not server.rpartition(":")[2].isdigit():
+                raise InvalidArgumentError(f"The port in {server!r} must be a number")
         if not options["servers"]:
             raise InvalidArgumentError(f"A {parts.scheme}:// address needs a host")
         known = {"credentials", "nkey", "tls_ca", "tls_cert", "tls_key", "inbox_prefix"}
@@ -92,13 +97,23 @@ class NatsOptions:
             elif name == "group_commit" and value.lower() in _FLAGS:
                 options[name] = _FLAGS[value.lower()]
             elif name == "timeout":
-                options[name] = float(value)
+                options[name] = _seconds(value)
             else:
                 raise InvalidArgumentError(
                     f"Unknown option {name!r} in a {parts.scheme}:// address; known: "
                     f"{', '.join(sorted(known | {'topics', 'group_commit', 'timeout'}))}"
                 )
         return cls(**options)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 3600:
+        raise InvalidArgumentError(f"timeout in an address must be seconds above 0, not {text!r}")
+    return seconds
 
 
 class Connection:
@@ -122,9 +137,16 @@ class Connection:
         options = self.options
         try:
             await asyncio.wait_for(self._connect(), options.timeout)
-        except (TimeoutError, nats.errors.Error, OSError) as error:
+        except InvalidArgumentError:
+            raise
+        except Exception as error:
             cause = self._last_error if isinstance(error, TimeoutError) else error
-            await self._client.close()
+            with suppress(Exception):
+                await self._client.close()
+            if isinstance(error, ssl.SSLError | FileNotFoundError | nkeys.NkeysError | ValueError):
+                raise InvalidArgumentError(
+                    f"The files of this address cannot be used: {type(error).__name__}: {error}"
+                ) from error
             if "authorization" in str(cause).lower() or "nkey" in str(cause).lower():
                 raise UnauthenticatedError(
                     f"The NATS server at {_hosts(options)} refused these credentials"
@@ -239,7 +261,15 @@ class Connection:
         if not self._closed:
             self._closed = True
             self.wire.lost()
-            await self._client.close()
+            await self._close_client()
+
+    async def _close_client(self) -> None:
+        """A peer that reads no more must not keep us from closing."""
+        closing = asyncio.ensure_future(self._client.close())
+        done, _ = await asyncio.wait({closing}, timeout=self.options.timeout)
+        if not done:
+            self.wire.abort()
+            await asyncio.wait({closing}, timeout=self.options.timeout)
 
     def _check_open(self) -> None:
         if self._closed:

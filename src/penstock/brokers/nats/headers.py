@@ -112,7 +112,7 @@ def attributes_of(headers: Mapping[str, str]) -> dict[str, str]:
     return {
         unquote(name) if "%" in name else name: value
         for name, value in headers.items()
-        if not name.startswith(("Nats-", "Penstock-"))
+        if not name.lower().startswith(("nats-", "penstock-"))
     }
 
 
@@ -149,7 +149,7 @@ def record_of(
         )
     if block.startswith(_ONLY_ID) and block.count(b"\r\n") == 3:
         # By far the most common: a message id and nothing else.
-        message_id = block[len(_ONLY_ID) : -4].decode()
+        message_id = block[len(_ONLY_ID) : -4].decode(errors="replace")
         return Record(sequence, message_id, payload, {}, None, subject.decode(), published_ns)
     headers = decode_header(block)
     return Record(

@@ -13,9 +13,11 @@ import json
 import logging
 import os
 import secrets
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,7 +33,7 @@ _MAX_PAYLOAD = 11 * 2**20
 
 _CONFIG = """\
 # Written by penstock; a change here is overwritten at the next start.
-listen: "127.0.0.1:-1"
+listen: "127.0.0.1:{port}"
 server_name: "penstock-local"
 ports_file_dir: {run}
 max_payload: {max_payload}
@@ -49,7 +51,7 @@ class ServerState:
 
     pid: int
     port: int
-    password: str
+    password: str = field(repr=False)
 
     @property
     def running(self) -> bool:
@@ -73,9 +75,12 @@ class LocalServer:
 
     def state(self) -> ServerState | None:
         """The running server; None when there is none."""
+        found = self._last_state()
+        return found if found is not None and found.running else None
+
+    def _last_state(self) -> ServerState | None:
         with suppress(OSError, ValueError, TypeError):
-            found = ServerState(**json.loads(self._state_file.read_text()))
-            return found if found.running else None
+            return ServerState(**json.loads(self._state_file.read_text()))
         return None
 
     def enter(self) -> ServerState:
@@ -92,6 +97,8 @@ class LocalServer:
         if self._users is None:
             return
         with self._locked():
+            # Said explicitly: a forked child may hold the same file open.
+            fcntl.flock(self._users, fcntl.LOCK_UN)
             self._users.close()
             self._users = None
             if not self._kept_file.exists() and not self._in_use():
@@ -118,11 +125,15 @@ class LocalServer:
             folder.mkdir(mode=0o700, exist_ok=True)
         for stale in run.glob("*.ports"):
             stale.unlink(missing_ok=True)
-        password = secrets.token_urlsafe(24)
+        # A server that died is started where it was, so that its users find it again.
+        last = self._last_state()
+        password = last.password if last is not None else secrets.token_urlsafe(24)
         config = self.directory / "server.conf"
+        wanted = last.port if last is not None and _is_free(last.port) else -1
         _write_private(
             config,
             _CONFIG.format(
+                port=wanted,
                 run=json.dumps(str(run)),
                 store=json.dumps(str(store)),
                 max_payload=_MAX_PAYLOAD,
@@ -173,7 +184,14 @@ class LocalBroker(NatsBroker):
             raise InvalidArgumentError("local:// needs a folder, for example local://./data")
         path = Path(directory).expanduser().absolute()  # noqa: ASYNC240
         local = LocalServer(path)
-        state = await asyncio.to_thread(local.enter)
+        entering = asyncio.ensure_future(asyncio.to_thread(local.enter))
+        try:
+            state = await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            # The thread goes on; what it starts must not be left behind.
+            await asyncio.wait({entering})
+            await asyncio.to_thread(local.leave)
+            raise
         try:
             address = f"nats://penstock:{state.password}@127.0.0.1:{state.port}?group_commit=1"
             broker = await cls.connect(address, clock)
@@ -184,8 +202,26 @@ class LocalBroker(NatsBroker):
         return broker
 
     async def aclose(self) -> None:
-        await super().aclose()
-        await asyncio.to_thread(self.server.leave)
+        try:
+            await super().aclose()
+        finally:
+            await asyncio.to_thread(self.server.leave)
+
+
+def _is_free(port: int) -> bool:
+    """Nobody listens there; a server that has just died may need a moment to let go."""
+    until = time.monotonic() + 1.0
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                if time.monotonic() > until:
+                    return False
+            else:
+                return True
+        time.sleep(0.02)
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -31,6 +31,8 @@ from penstock.routing import routed_subject
 _BATCH_MESSAGES = 1000
 _BATCH_BYTES = 4 * 2**20
 _QUIET_TURNS = 4
+# What an atomic batch adds to the headers of a message, generously.
+_BATCH_HEADERS = 160
 
 
 Operation: TypeAlias = tuple[int, bytes, bytes]
@@ -55,9 +57,10 @@ _decode_ack = msgspec.json.Decoder(_Ack).decode
 class _Call:
     """Answers to one write, by index, as they came: header block and payload."""
 
-    __slots__ = ("answers", "done", "left")
+    __slots__ = ("answers", "done", "left", "topic")
 
-    def __init__(self, expected: int, total: int) -> None:
+    def __init__(self, topic: str, expected: int, total: int) -> None:
+        self.topic = topic
         self.answers: list[tuple[bytes, bytes] | None] = [None] * total
         self.left = expected
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -68,6 +71,11 @@ class _Call:
         self.answers[index] = (block, payload)
         if self.left <= 0 and not self.done.done():
             self.done.set_result(None)
+
+    def fail(self, error: PenstockError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # Seen: whoever waits for it is told.
 
 
 class Publishing:
@@ -84,14 +92,22 @@ class Publishing:
         self._committers: dict[str, _Committer] = {}
         self._wire.on_loss(self._on_loss)
 
+    @property
+    def max_payload(self) -> int:
+        return self._wire.max_payload
+
     async def open(self) -> None:
         await self._wire.subscribe_bulk(self._prefix, _STORED, self._on_stored, self._on_answer)
 
     def denied(self, text: str) -> None:
-        """The server refused something we sent: say so instead of waiting for the deadline."""
-        self._fail_calls(
-            PermissionDeniedError(f"The NATS server refused: {text}; check this user's permissions")
+        """The server refused a subject we published on: say so to those who did."""
+        error = PermissionDeniedError(
+            f"The NATS server refused: {text}; check this user's permissions"
         )
+        for call in list(self._calls.values()):
+            named = f'"{call.topic.lower()}'
+            if named + '"' in text.lower() or f"{named}." in text.lower():
+                call.fail(error)
 
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
@@ -123,7 +139,7 @@ class Publishing:
             else:
                 operations.append((at, subject, header))
         if operations:
-            if self._connection.options.group_commit and len(drafts) <= _BATCH_MESSAGES:
+            if self._connection.options.group_commit:
                 committer = self._committers.get(topic)
                 if committer is None:
                     committer = self._committers[topic] = _Committer(self, topic)
@@ -141,7 +157,7 @@ class Publishing:
     ) -> None:
         """Send each by itself, all at once, and wait for all acks."""
         name = b"%d" % next(self._names)
-        call = self._calls[name] = _Call(len(operations), len(drafts))
+        call = self._calls[name] = _Call(topic, len(operations), len(drafts))
         reply = b"%b.%b." % (self._prefix.encode(), name)
         parts = [
             b"HPUB %b %b%d %d %d\r\n%b%b\r\n"
@@ -227,17 +243,12 @@ class Publishing:
                 call.answer(int(index), b"", sequence)
 
     def _on_loss(self) -> None:
-        self._fail_calls(
-            UnavailableError(
-                "The connection to the NATS server was lost before it acknowledged; the message "
-                "may or may not be stored"
-            )
+        error = UnavailableError(
+            "The connection to the NATS server was lost before it acknowledged; the message may "
+            "or may not be stored"
         )
-
-    def _fail_calls(self, error: PenstockError) -> None:
         for call in list(self._calls.values()):
-            if not call.done.done():
-                call.done.set_exception(error)
+            call.fail(error)
 
     # Atomic batches.
 
@@ -246,7 +257,7 @@ class Publishing:
     ) -> list[Receipt | PublishFault] | None:
         """Store all or none; None when the server refused the batch as a whole."""
         name = b"%d" % next(self._names)
-        call = self._calls[name] = _Call(1, 1)
+        call = self._calls[name] = _Call(topic, 1, 1)
         reply = b"%b.%b.0" % (self._prefix.encode(), name)
         batch = secrets.token_hex(8).encode()
         last = len(waiting)
@@ -280,14 +291,15 @@ class _Committer:
     """Group commit for one topic: what waits while the wire is busy goes out together.
 
     A lone message goes at once. A batch that the server refuses, because one of its ids is a
-    duplicate or one of its expectations fails, is sent again message by message.
+    duplicate or one of its expectations fails, is sent again message by message. Sending is a
+    task of its own, so that a caller who is cancelled takes nobody along.
     """
 
     def __init__(self, publishing: Publishing, topic: str) -> None:
         self._publishing = publishing
         self._topic = topic
         self._waiting: list[_Entry] = []
-        self._busy = False
+        self._sending: asyncio.Task[None] | None = None
 
     async def commit(
         self,
@@ -295,30 +307,38 @@ class _Committer:
         operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
     ) -> None:
-        entry = _Entry(drafts, operations, answers)
-        self._waiting.append(entry)
-        if self._busy:
-            try:
-                await entry.done
-            except asyncio.CancelledError:
-                if entry.turn:
-                    self._pass_on()  # It was our turn; somebody else must take it.
-                raise
-            if not entry.turn:
-                return
-        # Our turn to send, for ourselves and all who wait.
-        self._busy = True
-        batch: list[_Entry] = []
+        entries = [
+            _Entry(drafts, operations[at : at + _BATCH_MESSAGES], answers)
+            for at in range(0, len(operations), _BATCH_MESSAGES)
+        ]
+        self._waiting += entries
+        if self._sending is None:
+            # Owned here; it ends when nothing waits.
+            self._sending = asyncio.get_running_loop().create_task(self._run())
         try:
-            if entry.turn:
-                await self._gather()
-            batch = self._take()
-            await self._send(batch)
+            for entry in entries:
+                await asyncio.shield(entry.done)
         finally:
-            self._pass_on()
-        for other in batch:
-            if not other.done.done():
-                other.done.set_result(None)
+            # Cancelled before it was sent: it need not be.
+            self._waiting = [waits for waits in self._waiting if waits not in entries]
+
+    async def _run(self) -> None:
+        first = True
+        try:
+            while self._waiting:
+                if not first:
+                    await self._gather()
+                first = False
+                batch = self._take()
+                try:
+                    await self._send(batch)
+                finally:
+                    for entry in batch:
+                        entry.end()
+        finally:
+            self._sending = None
+            for entry in self._waiting:
+                entry.end()
 
     async def _gather(self) -> None:
         """Publishers that waited for the last commit are about to come with more. A few turns of
@@ -344,20 +364,10 @@ class _Committer:
         del self._waiting[: len(batch)]
         return batch
 
-    def _pass_on(self) -> None:
-        """The next in line sends what has come together meanwhile."""
-        for entry in self._waiting:
-            if not entry.done.done():
-                entry.turn = True
-                entry.done.set_result(None)
-                return
-        self._busy = False
-
     async def _send(self, batch: list[_Entry]) -> None:
         flat = [(entry, at, subject) for entry in batch for at, subject, _ in entry.operations]
         outcome = None
-        conditional = any(entry.drafts[at].expect is not None for entry, at, _ in flat)
-        if len(flat) > 1 and not conditional:
+        if len(flat) > 1 and not any(self._must_go_alone(entry) for entry in batch):
             waiting = [(entry.drafts[at], subject) for entry, at, subject in flat]
             outcome = await self._publishing.atomic(self._topic, waiting)
         if outcome is not None:
@@ -373,11 +383,20 @@ class _Committer:
             )
         )
 
+    def _must_go_alone(self, entry: _Entry) -> bool:
+        """Expectations are about the message before; the largest have no room for a batch's
+        headers."""
+        most = self._publishing.max_payload - _BATCH_HEADERS
+        return any(
+            entry.drafts[at].expect is not None or len(header) + len(entry.drafts[at].data) > most
+            for at, _, header in entry.operations
+        )
+
 
 class _Entry:
     """One caller's drafts, waiting to be committed."""
 
-    __slots__ = ("answers", "done", "drafts", "operations", "size", "turn")
+    __slots__ = ("answers", "done", "drafts", "operations", "size")
 
     def __init__(
         self,
@@ -389,5 +408,14 @@ class _Entry:
         self.operations = operations
         self.answers = answers
         self.size = sum(len(drafts[at].data) for at, _, _ in operations)
-        self.turn = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self) -> None:
+        """Whatever happened, every draft has an answer and the caller goes on."""
+        for at, _, _ in self.operations:
+            if self.answers[at] is None:
+                self.answers[at] = PublishFault(
+                    UnavailableError("Publishing was ended before the NATS server acknowledged")
+                )
+        if not self.done.done():
+            self.done.set_result(None)

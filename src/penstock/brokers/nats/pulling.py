@@ -97,6 +97,7 @@ class Pulling:
     ) -> list[Raw]:
         """What is there now; else the first that comes within `wait` seconds and what follows."""
         inbox = await self._take_inbox()
+        found: list[Raw] = []
         try:
             found = await self._ask(inbox, consumer, max_messages, max_bytes, 0)
             if not found and wait > 0:
@@ -106,6 +107,8 @@ class Pulling:
                     found += await self._ask(inbox, consumer, max_messages - 1, left, 0)
         except BaseException:
             self._abandon(inbox)
+            for _, reply, _, _ in found:
+                self._on_stray(reply)
             raise
         self._busy.discard(inbox)
         self._idle.append(inbox)
@@ -124,6 +127,12 @@ class Pulling:
                 [publish_operation(to, inbox.subject, b"", verb) for to, verb in acks]
             )
             await self._within(done, self._connection.options.timeout)
+            code, text = inbox.status
+            if code:
+                raise UnavailableError(
+                    f"The NATS server did not confirm the acks ({code} {text}); the subscription "
+                    "may be gone"
+                )
         except BaseException:
             self._abandon(inbox)
             raise
@@ -197,7 +206,7 @@ class Pulling:
                 self._on_stray(reply)
         if inbox.done is not None and not inbox.done.done():
             inbox.done.cancel()
-        if inbox.unsubscribe is not None and self._wire.connected:
+        if inbox.unsubscribe is not None:
             # Without our interest the server drops the request instead of answering it.
             self._do(inbox.unsubscribe())
 

@@ -8,6 +8,7 @@ down, or died on the last delivery itself, finds them later and moves the messag
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -26,6 +27,7 @@ from penstock.message import Record
 ADVISORIES = "PENSTOCK-ADVISORIES"
 _KINDS = ("MAX_DELIVERIES", "MSG_TERMINATED")
 _WAIT = 30.0
+_TRY_AGAIN_AFTER = 10.0
 _BACKOFF = Backoff(initial=0.2, maximum=30.0)
 
 _log = logging.getLogger("penstock")
@@ -74,6 +76,7 @@ class Rescue:
                     "durable_name": name,
                     "ack_policy": "explicit",
                     "ack_wait": 30 * NS,
+                    "deliver_policy": "new",
                     "filter_subjects": [
                         f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{consumer.stream}.{consumer.name}"
                         for kind in _KINDS
@@ -95,7 +98,7 @@ class Rescue:
     def watch(self, consumer: Consumer) -> None:
         """Look after a subscription for as long as this connection lasts."""
         name = consumer.config.name
-        if name not in self._tasks:
+        if name not in self._tasks or self._tasks[name].done():
             # Owned here: `close` and `forget` end it.
             self._tasks[name] = asyncio.get_running_loop().create_task(self._run(consumer))
 
@@ -112,13 +115,28 @@ class Rescue:
         while True:
             try:
                 for _, reply, _, payload in await self._pulling.pull(advisories, 100, 2**20, _WAIT):
-                    moved = await self._move(consumer, _decode(payload))
-                    await self._pulling.write_acks([(reply, b"+ACK" if moved else b"-NAK")])
+                    answer = await self._answer(consumer, payload)
+                    await self._pulling.write_acks([(reply, answer)])
                 failures = 0
-            except PenstockError as error:
+            except Exception as error:
                 failures += 1
-                _log.debug("Watching for dead letters of %r: %s", consumer.config.name, error)
+                level = logging.DEBUG if isinstance(error, PenstockError) else logging.ERROR
+                _log.log(level, "Looking for dead letters of %r: %s", consumer.config.name, error)
                 await asyncio.sleep(_BACKOFF.delay(failures))
+
+    async def _answer(self, consumer: Consumer, payload: bytes) -> bytes:
+        try:
+            advisory = _decode(payload)
+        except msgspec.MsgspecError:
+            return b"+TERM"
+        if await self._move(consumer, advisory):
+            return b"+ACK"
+        _log.warning(
+            "A dead letter of %r could not be moved to %r; trying again",
+            consumer.config.name,
+            consumer.config.dead_letter_policy and consumer.config.dead_letter_policy.topic,
+        )
+        return b'-NAK {"delay": %d}' % int(_TRY_AGAIN_AFTER * NS)
 
     async def _move(self, consumer: Consumer, advisory: _Advisory) -> bool:
         record = await self._log.first_after(consumer.config.topic, advisory.stream_seq - 1)
@@ -134,4 +152,6 @@ class Rescue:
 
 
 def _name(consumer: Consumer) -> str:
-    return f"rescue-{consumer.stream}-{consumer.name}"
+    # Names may hold every separator a consumer may, so the two are told apart by a digest.
+    digest = hashlib.sha256(f"{consumer.stream}/{consumer.name}".encode()).hexdigest()
+    return f"rescue-{digest[:32]}"

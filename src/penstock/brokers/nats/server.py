@@ -92,4 +92,7 @@ def alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
+    with suppress(OSError, IndexError):
+        # One that has ended and that its parent has not collected yet is not alive.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True

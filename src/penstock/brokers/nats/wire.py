@@ -34,12 +34,16 @@ BulkSink: TypeAlias = Callable[[list[tuple[bytes, ...]]], None]
 # Bytes that are written before waiting for the socket to take them.
 WRITE_CHUNK = 512 * 1024
 _LINGER = 5.0
+_KNOWN_ERRORS = ("stale connection", "authorization violation", "permissions violation")
 
 
 def check_compatible() -> None:
     """Fail early and clearly if this version of nats-py is not built as we expect."""
     client = nats.aio.client.Client()
-    for name in ("_ps", "_transport", "_process_msg", "_process_ping", "_process_pong"):
+    for name in (
+        *("_ps", "_transport", "_process_msg", "_process_ping", "_process_pong"),
+        *("_process_op_err", "_remove_sub"),
+    ):
         if not hasattr(client, name):
             raise InternalError(
                 f"This version of nats-py has no Client.{name}; install the version that "
@@ -56,10 +60,12 @@ class LeanParser(Parser):
     def __init__(self, client: nats.aio.client.Client, sinks: dict[bytes, Sink]) -> None:
         self._sinks = sinks
         self.bulk: tuple[re.Pattern[bytes], BulkSink] | None = None
+        self.on_reset: Callable[[], None] = lambda: None
         super().__init__(client)
 
     def reset(self) -> None:
         super().reset()
+        self.on_reset()
         self._rest = b""
         self._chunks: list[bytes] = []
         self._missing = 0
@@ -128,6 +134,12 @@ class LeanParser(Parser):
 
     async def _control(self, line: bytes) -> None:
         """PING, PONG, +OK, -ERR, INFO: nats-py's own parser knows them."""
+        if line[:4].upper() == b"-ERR" and self.nc.is_connected:
+            # nats-py ends for good on errors it does not know; a new connection may be welcome.
+            text = line[4:].strip().decode(errors="replace").lower()
+            if not any(known in text for known in _KNOWN_ERRORS):
+                await self.nc._process_op_err(nats.errors.Error(f"nats: {text}"))
+                return
         await super().parse(line)
 
 
@@ -140,6 +152,7 @@ class Wire:
         self._losses: set[Callable[[], None]] = set()
         self.timeout = 5.0
         self._parser = LeanParser(client, self._sinks)
+        self._parser.on_reset = self._on_reset
         client._ps = self._parser
 
     async def subscribe_bulk(self, subject: str, rest: bytes, sink: BulkSink, other: Sink) -> None:
@@ -169,6 +182,17 @@ class Wire:
                 else "The connection to the NATS server is closed"
             )
 
+    def abort(self) -> None:
+        """Drop the connection without waiting for a peer that may never read again."""
+        writer = getattr(self._client._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    def _on_reset(self) -> None:
+        # nats-py is about to reconnect, and would first wait for what is unsent to be sent.
+        if self._client.is_reconnecting:
+            self.abort()
+
     async def subscribe(
         self, subject: str, sink: Sink, *, queue: str = ""
     ) -> Callable[[], Awaitable[None]]:
@@ -184,8 +208,12 @@ class Wire:
             raise UnavailableError(f"Lost the connection to the NATS server: {error}") from error
 
         async def unsubscribe() -> None:
-            if not self._client.is_closed:
+            if self._client.is_connected:
                 await subscription.unsubscribe()
+            else:
+                # Nobody to tell; it must only not be subscribed again with the next connection.
+                self._client._remove_sub(subscription._id)
+                subscription._stop_processing()
             # What the server sent before it knew must still find its sink.
             loop = asyncio.get_running_loop()
             loop.call_later(_LINGER, lambda: self._sinks.pop(sid, None))
@@ -199,8 +227,10 @@ class Wire:
             async with asyncio.timeout(self.timeout):
                 await self._write(parts)
         except TimeoutError:
+            self.abort()
             raise UnavailableError(
-                f"The NATS server took nothing for {self.timeout:g} s; is the connection dead?"
+                f"The NATS server did not take what was sent within {self.timeout:g} s; "
+                "connecting anew"
             ) from None
 
     async def _write(self, parts: list[bytes]) -> None:
