@@ -22,6 +22,7 @@ from penstock import (
     Receipt,
 )
 from penstock.errors import (
+    AlreadyExistsError,
     ClosedError,
     DeadlineExceededError,
     FailedPreconditionError,
@@ -754,3 +755,27 @@ async def test_addresses_that_make_no_sense_say_so(url):
     with pytest.raises(InvalidArgumentError):
         async with PubSub(url):
             pass
+
+
+async def test_a_subscription_half_created_is_finished_by_the_next_who_creates_it(
+    server, monkeypatch
+):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("half").create()
+        for _ in range(5):
+            await topic.publish_message(b"before")
+        broker = await pubsub.broker()
+
+        async def lose(*_):
+            raise UnavailableError("cut here")
+
+        sub = topic.subscription("half-sub")
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.admin, "_reset", lose)
+            with pytest.raises(UnavailableError):
+                await sub.create()
+        await topic.publish_message(b"between")
+        await sub.create()
+        assert (await sub.describe()).backlog == 1
+        with pytest.raises(AlreadyExistsError):
+            await sub.create()

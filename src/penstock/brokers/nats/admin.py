@@ -13,6 +13,7 @@ from penstock.brokers.nats.catalogue import (
     consumer_of,
     stream_config,
     topic_config,
+    unfinished,
 )
 from penstock.brokers.nats.connection import Connection
 from penstock.brokers.nats.headers import decode_name, encode_name
@@ -23,7 +24,6 @@ from penstock.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     NotFoundError,
-    PenstockError,
     SubscriptionNotFoundError,
     TopicNotFoundError,
     UnimplementedError,
@@ -47,6 +47,8 @@ class NatsAdmin:
         self._clock = clock
 
     async def create_topic(self, config: TopicConfig) -> None:
+        if encode_name(config.name) == ADVISORIES:
+            raise InvalidArgumentError(f"Topic {config.name!r} is Penstock's own; choose another")
         # The server takes the same configuration twice without a word; users are to be told.
         if await self._exists(config.name):
             raise _exists("Topic", config.name)
@@ -80,12 +82,16 @@ class NatsAdmin:
         if config.dead_letter_policy is not None:
             await self._catalogue.stream_info(config.dead_letter_policy.topic)
         try:
-            await self._catalogue.consumer_info(config.name)
+            existing = await self._catalogue.consumer_info(config.name)
         except SubscriptionNotFoundError:
             routed = topic_config(topic).routed_attributes
             await self._create_consumer(config, routed, topic["state"]["last_seq"] + 1)
         else:
-            raise _exists("Subscription", config.name)
+            begins = unfinished(existing)
+            if begins is None:
+                raise _exists("Subscription", config.name)
+            # Whoever created it lost the connection half-way.
+            await self._finish_consumer(consumer_of(existing), begins)
 
     async def _create_consumer(
         self, config: SubscriptionConfig, routed: tuple[str, ...], first: int
@@ -101,19 +107,18 @@ class NatsAdmin:
             {
                 "stream_name": stream,
                 "action": "create",
-                "config": consumer_config(config, routed),
+                "config": consumer_config(config, routed, first),
             },
             missing=lambda: TopicNotFoundError(config.topic),
         )
-        consumer = consumer_of(info)
-        try:
-            await self._reset(consumer, first)
-            if config.dead_letter_policy is not None:
-                await self._rescue.prepare(consumer)
-        except PenstockError:
-            await self._connection.request(f"CONSUMER.DELETE.{stream}.{name}")
-            raise
+        await self._finish_consumer(consumer_of(info), first)
         self._catalogue.remember(config.name, info)
+
+    async def _finish_consumer(self, consumer: Consumer, first: int) -> None:
+        """Advisories first: moving it is what says that it is complete."""
+        if consumer.config.dead_letter_policy is not None:
+            await self._rescue.prepare(consumer)
+        await self._reset(consumer, first)
 
     async def _reset(self, consumer: Consumer, sequence: int) -> None:
         if sequence == 1:

@@ -150,7 +150,9 @@ def topic_config(info: dict[str, Any]) -> TopicConfig:
     )
 
 
-def consumer_config(config: SubscriptionConfig, routed: tuple[str, ...]) -> dict[str, Any]:
+def consumer_config(
+    config: SubscriptionConfig, routed: tuple[str, ...], first: int
+) -> dict[str, Any]:
     """A subscription as a durable pull consumer. No `backoff`: it would replace `ack_wait`."""
     policy, retry = config.dead_letter_policy, config.retry_policy
     tree = parse_filter(config.filter) if config.filter else None
@@ -163,6 +165,7 @@ def consumer_config(config: SubscriptionConfig, routed: tuple[str, ...]) -> dict
         "retry": retry and [retry.minimum_backoff, retry.maximum_backoff],
         "retain_acked": config.retain_acked_messages,
         "retention": config.message_retention,
+        "begins": first,
     }
     name = encode_name(config.name)
     return {
@@ -186,6 +189,13 @@ _PUSHED_AT_MOST = 1000
 def _pushed(push: PushDelivery) -> dict[str, Any]:
     group = {"deliver_group": push.group} if push.group else {}
     return {"deliver_subject": push.subject, "max_ack_pending": _PUSHED_AT_MOST, **group}
+
+
+def unfinished(info: dict[str, Any]) -> int | None:
+    """Where a consumer should begin that was created and never moved there, if that is so."""
+    begins = int(_marked(info["config"]).get("begins", 1))
+    moved = info["delivered"]["stream_seq"] >= begins - 1 or info["delivered"]["consumer_seq"]
+    return None if moved else begins
 
 
 def consumer_of(info: dict[str, Any]) -> Consumer:
