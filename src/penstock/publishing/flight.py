@@ -42,7 +42,7 @@ class PublishOptions(Struct, frozen=True):
     ttl: float | None = None
 
 
-class Flight(Struct, eq=False):
+class Flight(Struct, eq=False, gc=False):
     """A message on its way.
 
     `await flight.ack` gives its receipt, or raises what became of it. `state` says the same at
@@ -51,6 +51,8 @@ class Flight(Struct, eq=False):
     message id is safe within the topic's duplicate window.
     """
 
+    # Without the garbage collector: what might refer back to a flight, a task that waits for its
+    # ack, lets go when the flight ends, and every flight ends.
     id: str
     topic: str
     _draft: Draft

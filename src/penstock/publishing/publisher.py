@@ -34,7 +34,7 @@ _log = logging.getLogger("penstock")
 
 # A producer that never has to wait lets its batch leave after this share of the window, so that
 # the broker works on one part while the next is made.
-_PARTS = 4
+_PARTS = 8
 _LARGEST_PART = 256
 
 

@@ -30,7 +30,7 @@ from penstock.routing import routed_subject
 # does not hold up the connection.
 _BATCH_MESSAGES = 1000
 _BATCH_BYTES = 4 * 2**20
-_QUIET_TURNS = 4
+_QUIET_TURNS = 10
 # What an atomic batch adds to the headers of a message, generously.
 _BATCH_HEADERS = 160
 
@@ -240,7 +240,12 @@ class Publishing:
             if name != last:
                 last, call = name, calls.get(name)
             if call is not None:
-                call.answer(int(index), b"", sequence)
+                at = int(index)
+                if call.left > 1 and call.answers[at] is None:
+                    call.answers[at] = (b"", sequence)
+                    call.left -= 1
+                else:
+                    call.answer(at, b"", sequence)
 
     def _on_loss(self) -> None:
         error = UnavailableError(
@@ -323,26 +328,23 @@ class _Committer:
             self._waiting = [waits for waits in self._waiting if waits not in entries]
 
     async def _run(self) -> None:
-        first = True
         try:
             while self._waiting:
-                if not first:
-                    await self._gather()
-                first = False
                 batch = self._take()
                 try:
                     await self._send(batch)
                 finally:
                     for entry in batch:
                         entry.end()
+                await self._gather()
         finally:
             self._sending = None
             for entry in self._waiting:
                 entry.end()
 
     async def _gather(self) -> None:
-        """Publishers that waited for the last commit are about to come with more. A few turns of
-        the loop cost nothing beside a sync to disk, and double what goes out together."""
+        """Publishers that waited for the last commit are about to come with more. The few turns of
+        the loop they need cost nothing beside a sync to disk, and double what goes together."""
         quiet = 0
         while quiet < _QUIET_TURNS and len(self._waiting) < _BATCH_MESSAGES:
             waiting = len(self._waiting)
