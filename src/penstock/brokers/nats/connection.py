@@ -197,6 +197,8 @@ class Connection:
     def _next_server(self, servers: list[Any], _info: Any) -> tuple[Any, float]:
         """Full jitter between attempts, so that clients do not return together."""
         self._attempts += 1
+        # An attempt that failed half-way leaves its connection open; nobody uses it any more.
+        self.wire.abort()
         return random.choice(servers), _RECONNECT.delay(self._attempts)
 
     async def request(
