@@ -66,6 +66,15 @@ async def stored(pubsub, topic):
     ]
 
 
+async def publish_when_connected(topic):
+    for _ in range(50):
+        with contextlib.suppress(PenstockError):
+            await topic.publish_message(b"after")
+            return
+        await asyncio.sleep(0.2)
+    raise AssertionError("never connected again")
+
+
 @pytest.mark.parametrize("group_commit", [0, 1])
 async def test_a_server_killed_under_load_loses_nothing_and_stores_nothing_twice(
     own_server, group_commit
@@ -676,13 +685,7 @@ async def test_a_dead_link_full_of_unsent_bytes_is_replaced(tmp_path):
                 *(broker.publish("replaced", drafts) for _ in range(5)), return_exceptions=True
             )
             proxy.thaw()
-            for _ in range(50):
-                with contextlib.suppress(PenstockError):
-                    await topic.publish_message(b"after")
-                    break
-                await asyncio.sleep(0.2)
-            else:
-                raise AssertionError("never connected again")
+            await publish_when_connected(topic)
 
 
 async def test_an_error_nats_py_does_not_know_is_survived(server):
@@ -695,13 +698,7 @@ async def test_an_error_nats_py_does_not_know_is_survived(server):
         proxy.replies = lambda data: errors.pop() if errors else data
         with pytest.raises(PenstockError):
             await topic.publish_message(b"x")
-        for _ in range(50):
-            with contextlib.suppress(PenstockError):
-                await topic.publish_message(b"after")
-                break
-            await asyncio.sleep(0.2)
-        else:
-            raise AssertionError("never connected again")
+        await publish_when_connected(topic)
 
 
 async def test_lost_connections_leave_no_inboxes_behind(server):

@@ -177,9 +177,9 @@ class Publishing:
         error = await self._send(call, name, parts)
         for at, _, _ in operations:
             answer = call.answers[at]
-            message_id = drafts[at].message_id
-            if message_id is not None and answer is not None and answer[1].isdigit():
-                answers[at] = Receipt(message_id, int(answer[1]))
+            if answer is not None and answer[1].isdigit():
+                sequence = int(answer[1])
+                answers[at] = Receipt(drafts[at].message_id or f"{topic}-{sequence}", sequence)
             else:
                 answers[at] = self._receipt(topic, drafts[at], answer, error)
 
@@ -218,9 +218,6 @@ class Publishing:
                 if code == 503
                 else InternalError(f"The NATS server answered {code} {text}")
             )
-        if payload.isdigit():
-            sequence = int(payload)
-            return Receipt(draft.message_id or f"{topic}-{sequence}", sequence)
         ack = _decode_ack(payload)
         if ack.error is not None:
             return PublishFault(api_error(ack.error, lambda: TopicNotFoundError(topic)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
 import msgspec
@@ -96,22 +96,19 @@ class Pulling:
         self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
     ) -> list[Raw]:
         """What is there now; else the first that comes within `wait` seconds and what follows."""
-        inbox = await self._take_inbox()
         found: list[Raw] = []
         try:
-            found = await self._ask(inbox, consumer, max_messages, max_bytes, 0)
-            if not found and wait > 0:
-                found = await self._ask(inbox, consumer, 1, 0, wait)
-                left = max_bytes - sum(len(raw[3]) for raw in found)
-                if found and max_messages > 1 and left > 0:
-                    found += await self._ask(inbox, consumer, max_messages - 1, left, 0)
+            async with self._inbox() as inbox:
+                found = await self._ask(inbox, consumer, max_messages, max_bytes, 0)
+                if not found and wait > 0:
+                    found = await self._ask(inbox, consumer, 1, 0, wait)
+                    left = max_bytes - sum(len(raw[3]) for raw in found)
+                    if found and max_messages > 1 and left > 0:
+                        found += await self._ask(inbox, consumer, max_messages - 1, left, 0)
         except BaseException:
-            self._abandon(inbox)
             for _, reply, _, _ in found:
                 self._on_stray(reply)
             raise
-        self._busy.discard(inbox)
-        self._idle.append(inbox)
         return found
 
     async def write_acks(self, acks: list[tuple[bytes, bytes]]) -> None:
@@ -120,39 +117,21 @@ class Pulling:
 
     async def write_acks_and_wait(self, acks: list[tuple[bytes, bytes]]) -> None:
         """The same, until the server has confirmed all of them."""
-        inbox = await self._take_inbox()
-        try:
-            done = inbox.expect(len(acks))
-            await self._wire.write(
-                [publish_operation(to, inbox.subject, b"", verb) for to, verb in acks]
-            )
-            await self._within(done, self._connection.options.timeout)
+        async with self._inbox() as inbox:
+            await self._request(inbox, acks, expected=len(acks))
             code, text = inbox.status
             if code:
                 raise UnavailableError(
                     f"The NATS server did not confirm the acks ({code} {text}); the subscription "
                     "may be gone"
                 )
-        except BaseException:
-            self._abandon(inbox)
-            raise
-        self._busy.discard(inbox)
-        self._idle.append(inbox)
 
     async def read(self, subject: str, request: object, count: int) -> tuple[list[Raw], int]:
         """Ask for up to `count` messages that end with a status; returns both."""
-        inbox = await self._take_inbox()
-        try:
-            done = inbox.expect(count + 1)
-            body = msgspec.json.encode(request)
-            await self._wire.write([publish_operation(subject.encode(), inbox.subject, b"", body)])
-            await self._within(done, self._connection.options.timeout)
-        except BaseException:
-            self._abandon(inbox)
-            raise
-        self._busy.discard(inbox)
-        self._idle.append(inbox)
-        return inbox.messages, inbox.status[0]
+        body = msgspec.json.encode(request)
+        async with self._inbox() as inbox:
+            await self._request(inbox, [(subject.encode(), body)], expected=count + 1)
+            return inbox.messages, inbox.status[0]
 
     async def _ask(
         self, inbox: Inbox, consumer: Consumer, batch: int, max_bytes: int, wait: float
@@ -164,11 +143,9 @@ class Pulling:
             request["no_wait"] = True
         if max_bytes:
             request["max_bytes"] = max_bytes
-        done = inbox.expect(batch)
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}".encode()
         body = msgspec.json.encode(request)
-        await self._wire.write([publish_operation(subject, inbox.subject, b"", body)])
-        await self._within(done, wait + self._connection.options.timeout)
+        await self._request(inbox, [(subject, body)], expected=batch, wait=wait)
         code, text = inbox.status
         if not inbox.messages and code not in (0, _NO_MESSAGES, _TIMED_OUT):
             if code == _CONFLICT and "MaxBytes" in text:
@@ -177,7 +154,16 @@ class Pulling:
             raise _failure(consumer, code, text)
         return inbox.messages
 
-    async def _within(self, done: asyncio.Future[None], seconds: float) -> None:
+    async def _request(
+        self, inbox: Inbox, parts: list[tuple[bytes, bytes]], *, expected: int, wait: float = 0.0
+    ) -> None:
+        """Send payloads to subjects and wait for `expected` answers or the status that ends them,
+        the server's timeout beyond the `wait` that was asked for."""
+        done = inbox.expect(expected)
+        await self._wire.write(
+            [publish_operation(to, inbox.subject, b"", payload) for to, payload in parts]
+        )
+        seconds = wait + self._connection.options.timeout
         try:
             async with asyncio.timeout(seconds):
                 await done
@@ -186,6 +172,18 @@ class Pulling:
                 f"The NATS server did not answer within {seconds:g} s; check the connection and "
                 "this user's permissions"
             ) from None
+
+    @asynccontextmanager
+    async def _inbox(self) -> AsyncIterator[Inbox]:
+        """An inbox for one exchange; used again when that ends well, abandoned when it does not."""
+        inbox = await self._take_inbox()
+        try:
+            yield inbox
+        except BaseException:
+            self._abandon(inbox)
+            raise
+        self._busy.discard(inbox)
+        self._idle.append(inbox)
 
     async def _take_inbox(self) -> Inbox:
         self._wire.check_connected()

@@ -149,7 +149,7 @@ class Wire:
     def __init__(self, client: nats.aio.client.Client) -> None:
         self._client = client
         self._sinks: dict[bytes, Sink] = {}
-        self._losses: set[Callable[[], None]] = set()
+        self._losses: list[Callable[[], None]] = []
         self.timeout = 5.0
         self._parser = LeanParser(client, self._sinks)
         self._parser.on_reset = self._on_reset
@@ -253,14 +253,13 @@ class Wire:
                 f"The connection to the NATS server was lost: {error}"
             ) from error
 
-    def on_loss(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Call `act` when the connection is lost; returns how to take that back."""
-        self._losses.add(act)
-        return lambda: self._losses.discard(act)
+    def on_loss(self, act: Callable[[], None]) -> None:
+        """Call `act` when the connection is lost."""
+        self._losses.append(act)
 
     def lost(self) -> None:
         """The connection is gone: nobody will answer what was asked on it."""
-        for act in list(self._losses):
+        for act in self._losses:
             act()
 
 
