@@ -324,10 +324,7 @@ class ManagedPublisher:
             # An answer to an earlier attempt may have ended a flight that waited here.
             batch = [f for f in self._outgoing if f.state is FlightState.IN_FLIGHT]
             self._outgoing = []
-            by_topic: dict[str, list[Flight]] = {}
-            for flight in batch:
-                by_topic.setdefault(flight.topic, []).append(flight)
-            for topic, flights in by_topic.items():
+            for topic, flights in _by_topic(batch).items():
                 # Owned by the publisher: `stop` cancels it.
                 call = asyncio.get_running_loop().create_task(self._call(topic, flights))
                 self._calls.add(call)
@@ -486,3 +483,13 @@ class ManagedPublisher:
             self._announcer.tell("completed_exceptionally", flight)
         if flight._ack is None and not self._announcer.has_listener and self._failed is None:
             _log.warning("%r: %s", flight, flight.error)
+
+
+def _by_topic(flights: list[Flight]) -> dict[str, list[Flight]]:
+    topics = dict.fromkeys([flight.topic for flight in flights])
+    if len(topics) == 1:
+        return dict.fromkeys(topics, flights)
+    batches: dict[str, list[Flight]] = {topic: [] for topic in topics}
+    for flight in flights:
+        batches[flight.topic].append(flight)
+    return batches

@@ -13,7 +13,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.message import Draft, Record
 
 ORDERING_KEY = "Penstock-Ordering-Key"
-_BLOCK = b"NATS/1.0\r\n"
+HEADER_BLOCK = b"NATS/1.0\r\n"
 _ONLY_ID = b"NATS/1.0\r\nNats-Msg-Id: "
 # What RFC 9110 calls a token, but for % which escapes.
 _TOKEN = re.compile(r"[!#$&'*+\-.^_`|~0-9A-Za-z]+")
@@ -55,7 +55,7 @@ def _header_name(key: str) -> bytes:
     return (key if _TOKEN.fullmatch(key) else quote(key, safe=_SAFE)).encode()
 
 
-def encode_header(draft: Draft, extra: bytes = b"") -> bytes:
+def encode_header(draft: Draft) -> bytes:
     """The header block of a draft; empty when it needs none."""
     if (
         not draft.attributes
@@ -64,7 +64,7 @@ def encode_header(draft: Draft, extra: bytes = b"") -> bytes:
         and draft.expect is None
         and draft.ttl is None
     ):
-        return b"%b%b\r\n%b\r\n" % (_ONLY_ID, draft.message_id.encode(), extra)
+        return b"%b%b\r\n\r\n" % (_ONLY_ID, draft.message_id.encode())
     lines = [b"%b: %b\r\n" % (_header_name(k), v.encode()) for k, v in draft.attributes.items()]
     if draft.message_id is not None:
         lines.append(b"Nats-Msg-Id: %b\r\n" % draft.message_id.encode())
@@ -82,15 +82,13 @@ def encode_header(draft: Draft, extra: bytes = b"") -> bytes:
         ):
             if value is not None:
                 lines.append(b"%b: %b\r\n" % (name, str(value).encode()))
-    if extra:
-        lines.append(extra)
-    return b"%b%b\r\n" % (_BLOCK, b"".join(lines)) if lines else b""
+    return b"%b%b\r\n" % (HEADER_BLOCK, b"".join(lines)) if lines else b""
 
 
 def decode_header(block: bytes) -> dict[str, str]:
     """Every header of a block, reserved ones included."""
     found = {}
-    for line in block[len(_BLOCK) : -4].split(b"\r\n"):
+    for line in block[len(HEADER_BLOCK) : -4].split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name:
             text = value[1:] if value.startswith(b" ") else value

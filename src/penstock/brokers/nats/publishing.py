@@ -12,7 +12,12 @@ import msgspec
 
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.connection import Connection, api_error
-from penstock.brokers.nats.headers import check_subject, encode_header, status_of
+from penstock.brokers.nats.headers import (
+    HEADER_BLOCK,
+    check_subject,
+    encode_header,
+    status_of,
+)
 from penstock.brokers.nats.wire import publish_operation
 from penstock.errors import (
     DeadlineExceededError,
@@ -55,20 +60,21 @@ _decode_ack = msgspec.json.Decoder(_Ack).decode
 
 
 class _Call:
-    """Answers to one write, by index, as they came: header block and payload."""
+    """Answers to one write, by index: the sequence a draft was stored at, or whatever else came,
+    as header block and payload."""
 
     __slots__ = ("answers", "done", "left", "topic")
 
     def __init__(self, topic: str, expected: int, total: int) -> None:
         self.topic = topic
-        self.answers: list[tuple[bytes, bytes] | None] = [None] * total
+        self.answers: list[int | tuple[bytes, bytes] | None] = [None] * total
         self.left = expected
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def answer(self, index: int, block: bytes, payload: bytes) -> None:
+    def answer(self, index: int, answer: int | tuple[bytes, bytes]) -> None:
         if self.answers[index] is None:
             self.left -= 1
-        self.answers[index] = (block, payload)
+        self.answers[index] = answer
         if self.left <= 0 and not self.done.done():
             self.done.set_result(None)
 
@@ -177,9 +183,8 @@ class Publishing:
         error = await self._send(call, name, parts)
         for at, _, _ in operations:
             answer = call.answers[at]
-            if answer is not None and answer[1].isdigit():
-                sequence = int(answer[1])
-                answers[at] = Receipt(drafts[at].message_id or f"{topic}-{sequence}", sequence)
+            if isinstance(answer, int):
+                answers[at] = Receipt(drafts[at].message_id or f"{topic}-{answer}", answer)
             else:
                 answers[at] = self._receipt(topic, drafts[at], answer, error)
 
@@ -227,7 +232,7 @@ class Publishing:
         name, _, index = subject[self._at :].partition(b".")
         call = self._calls.get(name)
         if call is not None:
-            call.answer(int(index), block, payload)
+            call.answer(int(index), (block, payload))
 
     def _on_stored(self, run: list[tuple[bytes, ...]]) -> None:
         """Plain acks, a run of them."""
@@ -239,10 +244,10 @@ class Publishing:
             if call is not None:
                 at = int(index)
                 if call.left > 1 and call.answers[at] is None:
-                    call.answers[at] = (b"", sequence)
+                    call.answers[at] = int(sequence)
                     call.left -= 1
                 else:
-                    call.answer(at, b"", sequence)
+                    call.answer(at, int(sequence))
 
     def _on_loss(self) -> None:
         error = UnavailableError(
@@ -255,26 +260,34 @@ class Publishing:
     # Atomic batches.
 
     async def atomic(
-        self, topic: str, waiting: list[tuple[Draft, bytes]]
+        self, topic: str, waiting: list[tuple[Draft, bytes, bytes]]
     ) -> list[Receipt | PublishFault] | None:
-        """Store all or none; None when the server refused the batch as a whole."""
+        """Store drafts with their subjects and headers, all or none.
+
+        None when the server refused the batch as a whole.
+        """
         name = b"%d" % next(self._names)
         call = self._calls[name] = _Call(topic, 1, 1)
         reply = b"%b.%b.0" % (self._prefix.encode(), name)
         batch = secrets.token_hex(8).encode()
         last = len(waiting)
         parts = []
-        for number, (draft, subject) in enumerate(waiting, 1):
-            extra = b"Nats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n" % (batch, number)
-            if number == last:
-                extra += b"Nats-Batch-Commit: 1\r\n"
-            header = encode_header(draft, extra)
+        for number, (draft, subject, header) in enumerate(waiting, 1):
+            end = b"Nats-Batch-Commit: 1\r\n\r\n" if number == last else b"\r\n"
+            block = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b" % (
+                header[:-2] or HEADER_BLOCK,
+                batch,
+                number,
+                end,
+            )
             answer_to = reply if number == last else b""
-            parts.append(publish_operation(subject, answer_to, header, draft.data))
+            parts.append(publish_operation(subject, answer_to, block, draft.data))
         error = await self._send(call, name, parts)
         answer = call.answers[0]
         if answer is None:
             return [PublishFault(error)] * last
+        if isinstance(answer, int):
+            return None  # The ack of a lone message: the server knows no atomic batches.
         block, payload = answer
         if block:
             code, _ = status_of(block)
@@ -285,7 +298,7 @@ class Publishing:
         first = ack.seq - last + 1
         return [
             Receipt(draft.message_id or f"{topic}-{first + n}", first + n)
-            for n, (draft, _) in enumerate(waiting)
+            for n, (draft, _, _) in enumerate(waiting)
         ]
 
 
@@ -364,13 +377,13 @@ class _Committer:
         return batch
 
     async def _send(self, batch: list[_Entry]) -> None:
-        flat = [(entry, at, subject) for entry in batch for at, subject, _ in entry.operations]
+        flat = [(entry, *operation) for entry in batch for operation in entry.operations]
         outcome = None
         if len(flat) > 1 and not any(self._must_go_alone(entry) for entry in batch):
-            waiting = [(entry.drafts[at], subject) for entry, at, subject in flat]
+            waiting = [(entry.drafts[at], subject, header) for entry, at, subject, header in flat]
             outcome = await self._publishing.atomic(self._topic, waiting)
         if outcome is not None:
-            for (entry, at, _), answer in zip(flat, outcome, strict=True):
+            for (entry, at, _, _), answer in zip(flat, outcome, strict=True):
                 entry.answers[at] = answer
             return
         await asyncio.gather(
