@@ -1,0 +1,15 @@
+"""Messages and a database's own writes in one transaction. Needs `penstock[sql]`."""
+
+from penstock.transactional.database import Database, database_time
+from penstock.transactional.outbox import DeadRow, Outbox, OutboxStatus
+from penstock.transactional.relay import Relay, RelayStatistics
+
+__all__ = [
+    "Database",
+    "DeadRow",
+    "Outbox",
+    "OutboxStatus",
+    "Relay",
+    "RelayStatistics",
+    "database_time",
+]

@@ -1,0 +1,314 @@
+"""A database that several processes share: SQLite in one file, or PostgreSQL.
+
+Transactions are SQLAlchemy's; what is added is what makes them right by default: SQLite takes its
+write lock when a transaction begins and syncs every commit, PostgreSQL reads what is committed,
+and whatever fails to connect says so as a `PenstockError` without the password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from sqlalchemy import URL, Double, MetaData, StaticPool, event, make_url, select, text
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from penstock.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    PenstockError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+
+# Earlier ones may lose a commit when two processes checkpoint a write-ahead log at once.
+_WAL_IS_SAFE = sqlite3.sqlite_version_info >= (3, 51, 3)
+_CONNECT_WITHIN = 10
+# Any number will do, as long as every Penstock process uses the same.
+_SCHEMA_LOCK = 0x70656E73746F636B
+
+
+class database_time(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
+    """The database's own clock in SQL: seconds since the epoch."""
+
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(database_time, "sqlite")
+def _sqlite_time(*_: Any, **__: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(database_time, "postgresql")
+def _postgresql_time(*_: Any, **__: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+class Database:
+    """One database, and the connections to it.
+
+    `sqlite:///path`, `sqlite://` (in memory, one connection) or `postgresql://…`. Use it with
+    `async with`, or `await Database.open(url)` and `await database.aclose()`.
+
+    `busy_timeout`: seconds to wait for another writer of a SQLite file. `pool_size`: connections
+    kept open; a transaction beyond them waits.
+    """
+
+    def __init__(self, url: str, *, busy_timeout: float = 10.0, pool_size: int = 5) -> None:
+        self._url = _normalised(url)
+        self._busy_timeout = busy_timeout
+        self._pool_size = pool_size
+        self._made: AsyncEngine | None = None
+        self._closed = False
+        # Writers of one process queue here; SQLite would let them sleep and try again.
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, url: str, **options: Any) -> Self:
+        """Connected, or an error that says why not."""
+        database = cls(url, **options)
+        return await database.__aenter__()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.ping()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Database {self.place}>"
+
+    @property
+    def dialect(self) -> str:
+        """'sqlite' or 'postgresql'."""
+        return self._url.get_backend_name()
+
+    @property
+    def place(self) -> str:
+        """Where it is, without user and password."""
+        if self.dialect == "sqlite":
+            return f"sqlite {self._url.database or 'in memory'}"
+        port = f":{self._url.port}" if self._url.port else ""
+        return f"postgresql {self._url.host or 'local'}{port}/{self._url.database or ''}"
+
+    @asynccontextmanager
+    async def transaction(self, *, reading: bool = False) -> AsyncIterator[AsyncConnection]:
+        """A connection in a transaction: committed when the block succeeds, else rolled back.
+
+        On SQLite it holds the write lock from its beginning, so it never fails half way because
+        of another writer; do not begin another inside it. `reading` takes no write lock, and
+        writing in it fails.
+        """
+        engine = self._engine()
+        with self._translated():
+            async with self._in_turn(reading):
+                if reading:
+                    engine = engine.execution_options(postgresql_readonly=True, reading=True)
+                async with engine.begin() as connection:
+                    yield connection
+
+    async def create_tables(self, metadata: MetaData) -> None:
+        """Create what is missing. Safe to repeat, and when several processes start together."""
+        async with self.transaction() as connection:
+            await self.lock(connection, _SCHEMA_LOCK)
+            await connection.run_sync(metadata.create_all)
+
+    async def lock(self, connection: AsyncConnection, number: int, *, shared: bool = False) -> None:
+        """Hold a lock of that number until the transaction ends. On SQLite it does already."""
+        if self.dialect == "postgresql":
+            function = "pg_advisory_xact_lock" + ("_shared" if shared else "")
+            await connection.execute(
+                text(f"SELECT {function}(CAST(:number AS bigint))"), {"number": number}
+            )
+
+    async def time(self, connection: AsyncConnection | None = None) -> float:
+        """The database's clock, in seconds since the epoch."""
+        if connection is not None:
+            return float((await connection.execute(select(database_time()))).scalar_one())
+        async with self.transaction(reading=True) as fresh:
+            return await self.time(fresh)
+
+    async def ping(self) -> None:
+        """Raises when the database cannot be reached."""
+        await self.time()
+
+    async def aclose(self) -> None:
+        """Close every connection. Idempotent."""
+        self._closed = True
+        engine, self._made = self._made, None
+        if engine is not None:
+            await engine.dispose()
+
+    def _engine(self) -> AsyncEngine:
+        if self._closed:
+            raise ClosedError(f"The database is closed ({self.place}); open it again")
+        if self._made is None:
+            self._made = _engine(self._url, self._busy_timeout, self._pool_size)
+        return self._made
+
+    @asynccontextmanager
+    async def _in_turn(self, reading: bool) -> AsyncIterator[None]:
+        if self.dialect != "sqlite" or (reading and not _in_memory(self._url)):
+            yield
+            return
+        try:
+            await asyncio.wait_for(self._turn.acquire(), self._busy_timeout)
+        except TimeoutError:
+            raise UnavailableError(
+                f"Another transaction of this process kept the database ({self.place}) for more "
+                f"than {self._busy_timeout:g} s; make transactions short, and do not begin one "
+                "inside another"
+            ) from None
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """What is about the connection becomes ours; errors of the caller's SQL stay theirs."""
+        try:
+            yield
+        except PoolTimeoutError:
+            raise ResourceExhaustedError(
+                f"All {self._pool_size} connections to the database ({self.place}) are in use"
+            ) from None
+        except DBAPIError as error:
+            ours = self._ours(error)
+            if ours is None:
+                raise
+            # Not `from error`: drivers may quote the address they were given.
+            raise ours from None
+
+    def _ours(self, error: DBAPIError) -> PenstockError | None:
+        state = getattr(error.orig, "sqlstate", None) or ""
+        reason = _first_line(error.orig, self._url.password)
+        if state.startswith("28"):
+            return UnauthenticatedError(f"The database ({self.place}) refused us: {reason}")
+        if state == "3D000":
+            return NotFoundError(f"No such database ({self.place}): {reason}; create it first")
+        if state in ("40001", "40P01"):
+            return UnavailableError(f"The transaction met another one; run it again: {reason}")
+        lost = error.connection_invalidated or (not state and self.dialect == "postgresql")
+        unreachable = "unable to open database file" in reason or "is locked" in reason
+        down = state[:2] in ("08", "53", "57")
+        if isinstance(error, OperationalError | InterfaceError) and (lost or unreachable or down):
+            return UnavailableError(f"Cannot use the database ({self.place}): {reason}")
+        return None
+
+
+def _normalised(url: str) -> URL:
+    """With the driver we use, or `InvalidArgumentError`, which shows the scheme only."""
+    if not isinstance(url, str):
+        raise InvalidArgumentError(f"A database's address is text, not {type(url).__name__}")
+    drivers = {
+        "sqlite": "sqlite+aiosqlite",
+        "sqlite+aiosqlite": "sqlite+aiosqlite",
+        "postgres": "postgresql+psycopg",
+        "postgresql": "postgresql+psycopg",
+        "postgresql+psycopg": "postgresql+psycopg",
+    }
+    scheme = url.partition(":")[0]
+    hint = "use sqlite:///path or postgresql://user@host/database"
+    if scheme not in drivers:
+        shown = scheme if re.fullmatch(r"[a-z0-9+]{1,30}", scheme) else "that address"
+        raise InvalidArgumentError(f"No database for {shown}; {hint}")
+    try:
+        parsed = make_url(url)
+        # Its driver, port and query are looked at only here.
+        parsed = parsed.set(drivername=drivers[scheme])
+        parsed.get_dialect()
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        raise InvalidArgumentError(f"That {scheme} address cannot be read; {hint}") from None
+    return parsed
+
+
+def _in_memory(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
+def _engine(url: URL, busy_timeout: float, pool_size: int) -> AsyncEngine:
+    common: dict[str, Any] = {
+        # Parameters are payloads.
+        "hide_parameters": True,
+        "json_serializer": lambda value: msgspec.json.encode(value).decode(),
+        "json_deserializer": msgspec.json.decode,
+    }
+    if url.get_backend_name() == "postgresql":
+        return create_async_engine(
+            url,
+            **common,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_pre_ping=True,
+            isolation_level="READ COMMITTED",
+            connect_args={"connect_timeout": _CONNECT_WITHIN},
+        )
+    # The driver must leave BEGIN to us: it would not take the write lock.
+    arguments = {"timeout": busy_timeout, "isolation_level": None}
+    if _in_memory(url):
+        engine = create_async_engine(url, **common, poolclass=StaticPool, connect_args=arguments)
+    else:
+        engine = create_async_engine(
+            url, **common, pool_size=pool_size, max_overflow=0, connect_args=arguments
+        )
+    event.listen(engine.sync_engine, "connect", _prepared(_in_memory(url)))
+    event.listen(engine.sync_engine, "begin", _begun)
+    return engine
+
+
+def _prepared(in_memory: bool) -> Callable[[Any, Any], None]:
+    # TRUNCATE rather than DELETE: it syncs the end of a commit, and is the faster of the two.
+    journal = "wal" if _WAL_IS_SAFE else "truncate"
+
+    def prepare(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.execute("PRAGMA synchronous = FULL")
+        if not in_memory:
+            cursor.execute(f"PRAGMA journal_mode = {journal}")
+        cursor.close()
+
+    return prepare
+
+
+def _begun(connection: Any) -> None:
+    reading = connection.get_execution_options().get("reading", False)
+    if connection.info.get("reading", False) != reading:
+        connection.exec_driver_sql("PRAGMA query_only = " + ("ON" if reading else "OFF"))
+        connection.info["reading"] = reading
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+def _first_line(error: object, password: str | None) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].replace(password, "***") if password else lines[0]

@@ -1,0 +1,361 @@
+"""The relay: publishes what the outbox holds, then marks it.
+
+claim (a transaction) → publish (no transaction) → settle (a transaction)
+
+A crash between any two leaves the rows claimed until the lease ends; then they are published
+again, with the same message ids, and the broker drops what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from penstock.broker import Broker, check_duration
+from penstock.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PenstockError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from penstock.flow import Backoff, check_whole
+from penstock.message import Draft, PublishFault, Receipt
+from penstock.pubsub import PubSub
+from penstock.transactional.claims import Claim, Claimed, Claims, Outcomes
+from penstock.transactional.database import Database
+from penstock.transactional.outbox import Outbox
+
+_log = logging.getLogger("penstock")
+
+_REASON_LENGTH = 500
+
+# These say something about the broker, not about the row: no attempt is counted.
+_OUT_OF_REACH = (UnavailableError, DeadlineExceededError, ClosedError)
+# Not retryable for the caller of a publish, but likely to be mended while a row waits.
+_MENDABLE = (NotFoundError, PermissionDeniedError, UnauthenticatedError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayStatistics:
+    """What this relay has done since it was made."""
+
+    published: int = 0
+    retried: int = 0
+    dead: int = 0
+    lost: int = 0
+    """Rows whose claim ended before they were marked; another relay has them."""
+
+
+class Relay:
+    """Publishes the rows of an outbox. Use it with `async with`; run as many as you like.
+
+    `broker`: a `PubSub` client or a broker; closing the relay leaves it open. `batch`, `max_bytes`:
+    of one claim. `lease`: seconds a claim lasts unless renewed; how long the rows of a relay that
+    died have to wait. `poll`: seconds between looks at the database when `wake()` is not called.
+    `retry`: how long a row waits after a failure, and a topic while the broker is out of reach.
+    `max_attempts`: a row that failed so often is dead; a broker out of reach does not count.
+    `timeout`: seconds a publish may take. `checkpoint` is called with the name of each step.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        broker: PubSub | Broker,
+        *,
+        outbox: Outbox | None = None,
+        batch: int = 500,
+        max_bytes: int = 16 * 2**20,
+        lease: float = 30.0,
+        poll: float = 1.0,
+        retry: Backoff | None = None,
+        max_attempts: int = 20,
+        timeout: float = 30.0,
+        name: str | None = None,
+        checkpoint: Callable[[str], None] | None = None,
+    ) -> None:
+        check_whole("batch", batch, 1)
+        check_whole("max_bytes", max_bytes, 1)
+        check_whole("max_attempts", max_attempts, 1)
+        for what, seconds in (("lease", lease), ("poll", poll), ("timeout", timeout)):
+            check_duration(what, seconds, 0.001, 86_400)
+        if outbox is not None and outbox.database is not database:
+            raise InvalidArgumentError("The relay's outbox is in another database; pass its own")
+        self._outbox = outbox or Outbox(database)
+        self._database = database
+        self._source = broker
+        self._batch = batch
+        self._max_bytes = max_bytes
+        self._lease = lease
+        self._poll = poll
+        self._retry = retry or Backoff(initial=0.5, maximum=60.0)
+        self._max_attempts = max_attempts
+        self._timeout = timeout
+        self._checkpoint = checkpoint or _nothing
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}"
+        # The name may be shared; what is claimed under it must not be.
+        self._claims = Claims(database, f"{self.name}-{secrets.token_hex(6)}", lease)
+        self._keyed_first = False
+        self._statistics = RelayStatistics()
+        self._pauses: dict[str, _Pause] = {}
+        self._wanted = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._publishing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._outbox.create()
+        self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def start(self) -> None:
+        """Begin to publish. The outbox's table must exist; `async with` sees to it."""
+        if self._stopping:
+            raise ClosedError(f"Relay {self.name!r} is closed; make a new one")
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def wake(self) -> None:
+        """Something was committed: look now rather than at the next poll."""
+        self._wanted.set()
+
+    def statistics(self) -> RelayStatistics:
+        return self._statistics
+
+    async def aclose(self, timeout: float = 10.0) -> None:
+        """Stop claiming, let the batch in hand finish within `timeout` seconds, then give back
+        what is not published. Idempotent."""
+        self._stopping = True
+        self._wanted.set()
+        if self._task is None:
+            return
+        await asyncio.wait({self._task}, timeout=timeout)
+        if self._publishing is not None:
+            self._publishing.cancel()
+        await asyncio.wait({self._task})
+
+    async def step(self) -> int:
+        """Claim, publish and settle one batch; returns how many rows were claimed."""
+        now = asyncio.get_running_loop().time()
+        paused = [topic for topic, pause in self._pauses.items() if pause.until > now]
+        claim = await self._claims.claim(
+            self._batch, self._max_bytes, keyed_first=self._keyed_first, without=paused
+        )
+        self._keyed_first = not self._keyed_first
+        if claim is None:
+            return 0
+        self._checkpoint("claimed")
+        outcomes = Outcomes()
+        self._publishing = asyncio.get_running_loop().create_task(
+            self._publish_and_renew(claim, outcomes, began=now)
+        )
+        try:
+            await asyncio.wait({self._publishing})
+        except asyncio.CancelledError:
+            self._publishing.cancel()
+            await asyncio.wait({self._publishing})
+            await self._settle(claim, outcomes)
+            raise
+        await self._settle(claim, outcomes)
+        failed = not self._publishing.cancelled() and self._publishing.exception()
+        if failed:
+            raise failed
+        return len(claim.rows)
+
+    async def _run(self) -> None:
+        failures = 0
+        while not self._stopping:
+            self._wanted.clear()
+            wait = self._poll
+            try:
+                if await self.step():
+                    wait = 0.0
+                failures = 0
+            except Exception as error:
+                failures += 1
+                wait = self._retry.delay(failures)
+                expected = isinstance(error, PenstockError) and error.retryable
+                _log.warning(
+                    "Relay %s failed and tries again in %.1f s: %s",
+                    *(self.name, wait, error),
+                    exc_info=not expected,
+                )
+            if wait and not self._stopping:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wanted.wait(), wait)
+
+    async def _publish_and_renew(self, claim: Claim, outcomes: Outcomes, began: float) -> None:
+        done = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(began + self._lease) as ours:
+                    group.create_task(self._keep(claim, ours, done))
+                    try:
+                        await self._publish(claim, outcomes)
+                    finally:
+                        done.set()
+
+    async def _keep(self, claim: Claim, ours: asyncio.Timeout, done: asyncio.Event) -> None:
+        """Renew the claim until `done`; when it is lost, end what relies on it."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), self._lease / 3)
+                return
+            began = loop.time()
+            try:
+                kept = await self._claims.renew(claim)
+            except PenstockError as error:
+                _log.warning("Relay %s could not renew its claim: %s", self.name, error)
+                continue
+            if done.is_set() or ours.expired():
+                return
+            ours.reschedule(began + self._lease if kept else began)
+            if not kept:
+                return
+
+    async def _publish(self, claim: Claim, outcomes: Outcomes) -> None:
+        """Fill `outcomes`, topic by topic side by side."""
+        topics: dict[str, list[Claimed]] = {}
+        for row in claim.rows:
+            topics.setdefault(row.topic, []).append(row)
+        publish = self._publish_in_turns if claim.keyed else self._publish_at_once
+        async with asyncio.TaskGroup() as group:
+            for topic, rows in topics.items():
+                group.create_task(publish(topic, rows, outcomes))
+
+    async def _publish_in_turns(
+        self, topic: str, rows: Sequence[Claimed], outcomes: Outcomes
+    ) -> None:
+        """One row of each key at a time: what comes after a failed one has not been sent."""
+        keys: dict[str | None, list[Claimed]] = {}
+        for row in reversed(rows):
+            keys.setdefault(row.draft.ordering_key, []).append(row)
+        while keys:
+            turn = [waiting.pop() for waiting in keys.values()]
+            await self._publish_at_once(topic, turn, outcomes)
+            for row in turn:
+                gone = row.id in outcomes.published or row.id in outcomes.dead
+                key = row.draft.ordering_key
+                if not gone or not keys[key]:
+                    del keys[key]
+
+    async def _publish_at_once(
+        self, topic: str, rows: Sequence[Claimed], outcomes: Outcomes
+    ) -> None:
+        self._checkpoint("publishing")
+        answers = await self._answers(topic, [row.draft for row in rows])
+        self._checkpoint("published")
+        out_of_reach: PenstockError | None = None
+        for row, answer in zip(rows, answers, strict=True):
+            if isinstance(answer, Receipt):
+                outcomes.published[row.id] = answer.sequence
+            elif isinstance(answer.error, _OUT_OF_REACH):
+                out_of_reach = answer.error
+                outcomes.given_back[row.id] = _reason(answer.error)
+            else:
+                self._failed(row, answer.error, outcomes)
+        self._pause(topic, out_of_reach)
+
+    async def _answers(
+        self, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        """The broker's answers; whatever it raises is its answer to every draft."""
+        error: PenstockError
+        try:
+            async with asyncio.timeout(self._timeout):
+                source = self._source
+                broker = await source.broker() if isinstance(source, PubSub) else source
+                return await broker.publish(topic, drafts)
+        except TimeoutError:
+            error = DeadlineExceededError(
+                f"Topic {topic!r} did not answer within {self._timeout:g} s"
+            )
+        except PenstockError as raised:
+            error = raised
+        except Exception as raised:
+            _log.exception("Publishing to %r failed in an unexpected way", topic)
+            error = InternalError(f"{type(raised).__name__}: {raised}")
+        return [PublishFault(error)] * len(drafts)
+
+    def _failed(self, row: Claimed, error: PenstockError, outcomes: Outcomes) -> None:
+        failures = row.attempts + 1
+        hopeful = error.retryable or isinstance(error, _MENDABLE)
+        if hopeful and failures < self._max_attempts:
+            outcomes.again[row.id] = (self._retry.delay(failures), _reason(error))
+            return
+        outcomes.dead[row.id] = _reason(error)
+        _log.error(
+            "Message %s for topic %r is dead after %d attempts: %s",
+            *(row.draft.message_id, row.topic, failures, _reason(error)),
+        )
+
+    def _pause(self, topic: str, error: PenstockError | None) -> None:
+        """Leave a topic alone for a while whose broker is out of reach, or no longer."""
+        before = self._pauses.pop(topic, None)
+        if error is None:
+            return
+        failures = before.failures + 1 if before else 1
+        delay = self._retry.delay(failures)
+        until = asyncio.get_running_loop().time() + delay
+        self._pauses[topic] = _Pause(failures, until)
+        _log.warning(
+            "Topic %r is out of reach; relay %s tries again in %.1f s: %s",
+            *(topic, self.name, delay, _reason(error)),
+        )
+
+    async def _settle(self, claim: Claim, outcomes: Outcomes) -> None:
+        self._checkpoint("before-mark")
+        async with self._database.transaction() as connection:
+            settled = await self._claims.settle(connection, claim, outcomes)
+            self._checkpoint("marking")
+        self._checkpoint("marked")
+        lost = len(claim.rows) - settled
+        if lost:
+            _log.warning(
+                "Relay %s lost its claim on %d of %d rows before it could mark them",
+                *(self.name, lost, len(claim.rows)),
+            )
+        before = self._statistics
+        self._statistics = replace(
+            before,
+            published=before.published + len(outcomes.published),
+            retried=before.retried + len(outcomes.again),
+            dead=before.dead + len(outcomes.dead),
+            lost=before.lost + lost,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    failures: int
+    until: float
+
+
+def _reason(error: PenstockError) -> str:
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 1] + "…"
+
+
+def _nothing(_: str) -> None:
+    pass
