@@ -1,0 +1,95 @@
+"""Typed media jobs: Queued, MetadataReady, TranscriptComplete. Needs `penstock[sql]`."""
+
+from penstock.jobs.client import Publisher, PubSubClient, Subscriber
+from penstock.jobs.codec import (
+    InvalidMessageError,
+    decode_event,
+    decode_job,
+    encode_event,
+    encode_job,
+    json_schema,
+)
+from penstock.jobs.job import (
+    AudioInfo,
+    AudioJob,
+    DocumentInfo,
+    DocumentJob,
+    JobCancelled,
+    JobEvent,
+    JobFailed,
+    JobQueued,
+    JobStage,
+    MediaType,
+    MetadataReady,
+    ProcessingJob,
+    SpeakerRole,
+    TranscriptComplete,
+    VideoInfo,
+    VideoJob,
+    YouTubeInfo,
+    YouTubeJob,
+    opaque_user_id,
+)
+from penstock.jobs.settings import JobSettings, StageSettings, load_settings
+from penstock.jobs.stage import Done, Outcome, Reject, Retry, Segment, Stage, Text
+from penstock.jobs.store import JobRecord, ProcessingJobStore, idempotent
+from penstock.jobs.submit import JobService
+from penstock.jobs.system import JobSystem, job_system
+from penstock.jobs.telemetry import LoggingObserver, Observer, PrometheusObserver
+from penstock.jobs.views import JobView, JobViews, Projection, SqlJobViews
+from penstock.jobs.worker import StageWorker
+
+__all__ = [
+    "AudioInfo",
+    "AudioJob",
+    "DocumentInfo",
+    "DocumentJob",
+    "Done",
+    "InvalidMessageError",
+    "JobCancelled",
+    "JobEvent",
+    "JobFailed",
+    "JobQueued",
+    "JobRecord",
+    "JobService",
+    "JobSettings",
+    "JobStage",
+    "JobSystem",
+    "JobView",
+    "JobViews",
+    "LoggingObserver",
+    "MediaType",
+    "MetadataReady",
+    "Observer",
+    "Outcome",
+    "ProcessingJob",
+    "ProcessingJobStore",
+    "Projection",
+    "PrometheusObserver",
+    "PubSubClient",
+    "Publisher",
+    "Reject",
+    "Retry",
+    "Segment",
+    "SpeakerRole",
+    "SqlJobViews",
+    "Stage",
+    "StageSettings",
+    "StageWorker",
+    "Subscriber",
+    "Text",
+    "TranscriptComplete",
+    "VideoInfo",
+    "VideoJob",
+    "YouTubeInfo",
+    "YouTubeJob",
+    "decode_event",
+    "decode_job",
+    "encode_event",
+    "encode_job",
+    "idempotent",
+    "job_system",
+    "json_schema",
+    "load_settings",
+    "opaque_user_id",
+]

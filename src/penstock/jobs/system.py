@@ -1,0 +1,87 @@
+"""Wiring: from settings to running parts, each entered and left in order.
+
+`job_system` connects broker and database. What a process does with them it enters on top:
+`ingesting` to take jobs in and answer about them, `working` to run a stage. One process may do all
+of it, as `penstock jobs serve --workers` does, or each may do one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from penstock.jobs.client import PubSubClient
+from penstock.jobs.settings import JobSettings, StageSettings
+from penstock.jobs.stage import Stage
+from penstock.jobs.store import ProcessingJobStore
+from penstock.jobs.submit import JobService
+from penstock.jobs.telemetry import Observer
+from penstock.jobs.views import JobViews, Projection, SqlJobViews, Views
+from penstock.jobs.worker import StageWorker
+from penstock.pubsub import PubSub
+from penstock.transactional import Database, Outbox, Relay
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ingestion:
+    """What takes jobs in and answers about them."""
+
+    service: JobService
+    views: Views
+    projection: Projection
+    relay: Relay
+    outbox: Outbox
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSystem:
+    """A broker and a database, and the jobs that live in both."""
+
+    settings: JobSettings
+    pubsub: PubSub
+    database: Database
+    store: ProcessingJobStore
+    client: PubSubClient
+
+    @asynccontextmanager
+    async def ingesting(self) -> AsyncIterator[Ingestion]:
+        """Publish what is committed, and keep the read model."""
+        outbox = Outbox(self.database)
+        await outbox.create()
+        async with AsyncExitStack() as stack:
+            views: Views = JobViews()
+            if self.settings.api.views == "sql":
+                views = await stack.enter_async_context(SqlJobViews(self.database))
+            projection = Projection(self.client, views, self.settings.api.views_subscription)
+            await stack.enter_async_context(projection)
+            relay = Relay(self.database, self.pubsub, outbox=outbox)
+            await stack.enter_async_context(relay)
+            service = JobService(self.store, outbox, self.settings.topics, on_commit=relay.wake)
+            yield Ingestion(
+                service=service, views=views, projection=projection, relay=relay, outbox=outbox
+            )
+
+    def worker(self, stage: Stage) -> StageWorker:
+        """Runs a stage while it is entered."""
+        return StageWorker(stage, self.stage_settings(stage.name), self.client, self.store)
+
+    def stage_settings(self, name: str) -> StageSettings:
+        stages = self.settings.stages
+        return stages.metadata if name == "metadata" else stages.transcription
+
+
+@asynccontextmanager
+async def job_system(
+    settings: JobSettings, *, pubsub: PubSub | None = None, observer: Observer | None = None
+) -> AsyncIterator[JobSystem]:
+    """Connected and provisioned. A `pubsub` that is given is left open at the end."""
+    async with AsyncExitStack() as stack:
+        if pubsub is None:
+            pubsub = await stack.enter_async_context(PubSub(settings.url))
+        database = await stack.enter_async_context(Database(settings.database))
+        store = await stack.enter_async_context(ProcessingJobStore(database))
+        client = await stack.enter_async_context(PubSubClient(pubsub, settings, observer))
+        yield JobSystem(
+            settings=settings, pubsub=pubsub, database=database, store=store, client=client
+        )

@@ -1,0 +1,187 @@
+"""What is told of every publish and every handled message: logs, metrics, traces.
+
+An `Observer` is told; the default writes structured log records. `PrometheusObserver` counts.
+Trace context is carried in the payload from the request to the last event, so a job is one trace
+however many processes work on it; without OpenTelemetry installed nothing is recorded and what
+came in is passed on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+_log = logging.getLogger("penstock.jobs")
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    """Whom a record is about."""
+
+    job_id: str | None
+    user_id: str | None
+    media_type: str | None
+    stage: str | None
+    attempt: int = 1
+    correlation_id: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As they appear in a log record."""
+        named = {
+            "jobId": self.job_id,
+            "userId": self.user_id,
+            "mediaType": self.media_type,
+            "stage": self.stage,
+            "attempt": self.attempt,
+            "correlationId": self.correlation_id,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+class Observer:
+    """Override what you need. What a method raises is logged and changes nothing else."""
+
+    def published(
+        self, subject: Subject, topic: str, seconds: float, error: Exception | None
+    ) -> None:
+        """The broker answered `seconds` after it was handed over: it has it, or `error` is why
+        it may not."""
+
+    def received(self, subject: Subject, subscription: str) -> None:
+        """A handler is about to be called; `subject.attempt` above 1 is a redelivery."""
+
+    def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
+        """`outcome`: done, retry, reject, duplicate, stale or lost."""
+
+    def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None: ...
+
+
+class LoggingObserver(Observer):
+    def published(
+        self, subject: Subject, topic: str, seconds: float, error: Exception | None
+    ) -> None:
+        fields: dict[str, Any] = {"topic": topic, "seconds": round(seconds, 6)}
+        if error is None:
+            self._log(logging.DEBUG, "published", subject, **fields)
+        else:
+            fields["error"] = type(error).__name__
+            self._log(logging.WARNING, "not published", subject, **fields)
+
+    def received(self, subject: Subject, subscription: str) -> None:
+        level = logging.DEBUG if subject.attempt == 1 else logging.INFO
+        self._log(level, "received", subject, subscription=subscription)
+
+    def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
+        level = logging.WARNING if outcome in ("retry", "reject") else logging.INFO
+        self._log(level, outcome, subject, worker=stage, seconds=round(seconds, 6))
+
+    def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None:
+        self._log(logging.WARNING, "dead letter", subject, topic=topic, reason=reason)
+
+    def _log(self, level: int, what: str, subject: Subject, **more: Any) -> None:
+        if _log.isEnabledFor(level):
+            fields = subject.fields() | more
+            told = " ".join(f"{name}={value}" for name, value in fields.items())
+            _log.log(level, "%s %s", what, told, extra=fields)
+
+
+class PrometheusObserver(Observer):
+    """Metrics by the names OpenTelemetry gives them, in Prometheus' spelling."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        from prometheus_client import REGISTRY, Counter, Histogram
+
+        registry = registry or REGISTRY
+        self._sent = Histogram(
+            "messaging_client_operation_duration_seconds",
+            "From handing a message to the broker to its answer",
+            ["messaging_destination_name", "outcome"],
+            registry=registry,
+        )
+        self._processed = Histogram(
+            "messaging_process_duration_seconds",
+            "What handlers took",
+            ["stage", "outcome"],
+            registry=registry,
+        )
+        self._redelivered = Counter(
+            "penstock_jobs_redelivered", "Deliveries beyond the first", ["stage"], registry=registry
+        )
+        self._dead = Counter(
+            "penstock_jobs_dead_lettered",
+            "Messages sent to the dead letters",
+            ["messaging_destination_name", "reason"],
+            registry=registry,
+        )
+
+    def published(
+        self, subject: Subject, topic: str, seconds: float, error: Exception | None
+    ) -> None:
+        self._sent.labels(topic, "ok" if error is None else type(error).__name__).observe(seconds)
+
+    def received(self, subject: Subject, subscription: str) -> None:
+        if subject.attempt > 1:
+            self._redelivered.labels(subject.stage or "unknown").inc()
+
+    def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
+        self._processed.labels(stage, outcome).observe(seconds)
+
+    def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None:
+        self._dead.labels(topic, reason).inc()
+
+
+class Observers(Observer):
+    """Tells several, each whatever the others do."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def published(
+        self, subject: Subject, topic: str, seconds: float, error: Exception | None
+    ) -> None:
+        self._tell("published", subject, topic, seconds, error)
+
+    def received(self, subject: Subject, subscription: str) -> None:
+        self._tell("received", subject, subscription)
+
+    def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
+        self._tell("handled", subject, stage, outcome, seconds)
+
+    def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None:
+        self._tell("dead_lettered", subject, topic, reason)
+
+    def _tell(self, what: str, *args: Any) -> None:
+        for observer in self._observers:
+            try:
+                getattr(observer, what)(*args)
+            except Exception:
+                _log.exception("An observer failed in %s", what)
+
+
+# Traces.
+
+
+@contextmanager
+def span(
+    name: str, traceparent: str | None, attributes: Mapping[str, str | int] | None = None
+) -> Iterator[str | None]:
+    """A span under `traceparent`, or under the current one; yields what to pass on."""
+    try:
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    except ImportError:
+        yield traceparent
+        return
+    carrier = TraceContextTextMapPropagator()
+    parent = carrier.extract({"traceparent": traceparent}) if traceparent else None
+    tracer = trace.get_tracer("penstock.jobs")
+    with tracer.start_as_current_span(name, context=parent, attributes=attributes):
+        injected: dict[str, str] = {}
+        carrier.inject(injected)
+        yield injected.get("traceparent", traceparent)
