@@ -8,6 +8,7 @@ the step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -39,6 +40,18 @@ class InvalidMessageError(InvalidArgumentError):
     def __init__(self, reason: str, text: str) -> None:
         self.reason = reason
         super().__init__(text)
+
+
+_SAYS_ONLY_OURS = re.compile(
+    r"(Expected `[^`]*`(?! but)[^`']*(, got `\w+`)?|Object missing required field `\w+`|"
+    r"Expected `str` (matching regex .*|of length .*))( - at `[$\w.\[\]]*`)?"
+)
+
+
+def without_input(error: Exception | str) -> str:
+    """What a decoder says, unless it quotes what it was given: values and keys may be anything."""
+    text = str(error)
+    return text if _SAYS_ONLY_OURS.fullmatch(text) else "a value or field is not one of ours"
 
 
 def encode_job(job: ProcessingJob) -> Draft:
@@ -89,7 +102,7 @@ def decode_job(data: bytes, attributes: Mapping[str, str]) -> ProcessingJob:
         )
     except msgspec.MsgspecError as error:
         raise InvalidMessageError(
-            "invalid-payload", f"Not a {kind} job of version {version}: {error}"
+            "invalid-payload", f"Not a {kind} job of version {version}: {without_input(error)}"
         ) from None
     if attributes.get("jobId") != job.job_id or attributes.get("stage") != job.stage:
         raise InvalidMessageError(
@@ -107,7 +120,9 @@ def decode_event(data: bytes, attributes: Mapping[str, str]) -> JobEvent:
     try:
         event = _event_decoder.decode(data)
     except msgspec.MsgspecError as error:
-        raise InvalidMessageError("invalid-payload", f"Not an event: {error}") from None
+        raise InvalidMessageError(
+            "invalid-payload", f"Not an event: {without_input(error)}"
+        ) from None
     if attributes.get("jobId") != event.job_id or attributes.get("stage") != event.stage:
         raise InvalidMessageError(
             "attributes-differ", "The attributes of this message are not those of its event"
@@ -170,7 +185,9 @@ def _upgraded(kind: MediaType, version: int, data: bytes) -> dict[str, Any] | No
     try:
         payload = msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise InvalidMessageError("invalid-payload", f"Not a {kind} job: {error}") from None
+        raise InvalidMessageError(
+            "invalid-payload", f"Not a {kind} job: {without_input(error)}"
+        ) from None
     for step in range(version, today):
         payload = _UPGRADES[kind, step](payload)
     return payload

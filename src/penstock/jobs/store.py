@@ -258,7 +258,7 @@ class ProcessingJobStore:
         """
         kept = await self._get(connection, job.job_id)
         if kept is None:
-            at = _micros(now())
+            at = _micros(job.created_at)
             values = {
                 "job_id": job.job_id,
                 "user_id": job.user_id,
@@ -276,7 +276,7 @@ class ProcessingJobStore:
                 "correlation_id": job.correlation_id,
                 "traceparent": job.traceparent,
                 "request": request,
-                "created_us": _micros(job.created_at),
+                "created_us": at,
                 "updated_us": at,
             }
             row = (await connection.execute(insert(jobs).values(values).returning(jobs))).one()

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.jobs.client import messages_of
+from penstock.jobs.codec import without_input
 from penstock.jobs.job import (
     JOB_TYPES,
     JobStage,
@@ -151,7 +152,9 @@ def _convert(fields: dict[str, Any], media_type: MediaType) -> ProcessingJob:
     try:
         return msgspec.convert(fields, JOB_TYPES[media_type])
     except msgspec.ValidationError as error:
-        raise InvalidArgumentError(f"That is not a {media_type} job: {error}") from None
+        raise InvalidArgumentError(
+            f"That is not a {media_type} job: {without_input(error)}"
+        ) from None
 
 
 def _check_key(client_key: str | None) -> None:

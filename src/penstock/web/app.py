@@ -1,0 +1,101 @@
+"""The application: routes, who may use them, and what every answer carries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Litestar, MediaType, Request, Response, get
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+
+import penstock
+from penstock.errors import PenstockError, UnavailableError
+from penstock.jobs.system import Ingestion, JobSystem
+from penstock.jobs.views import Watcher
+from penstock.web import page, problems
+from penstock.web.access import Access
+from penstock.web.jobs_api import JobsApi
+from penstock.web.uploads import TooLargeError, Uploads
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
+    """The API and its page in front of a job system that is running."""
+    settings = system.settings.api
+    access = Access(settings)
+    uploads = Uploads(system.settings.media)
+    watchers: set[Watcher] = set()
+
+    async def current_user(request: Request[Any, Any, Any]) -> str:
+        return access.user_of(request)
+
+    async def check_site(request: Request[Any, Any, Any]) -> Response[Any] | None:
+        if access.is_welcome(request.headers.get("host", ""), request.headers.get("origin")):
+            return None
+        return problems.problem(403, "This API answers programs and pages of this machine only")
+
+    @get("/health", summary="Whether jobs can be taken", tags=["operation"])
+    async def health() -> dict[str, str]:
+        try:
+            await system.database.ping()
+            await (await system.pubsub.broker()).ping()
+        except PenstockError as error:
+            raise UnavailableError("The broker or the database cannot be reached") from error
+        return {"status": "ok"}
+
+    @get("/metrics", media_type=MediaType.TEXT, summary="Prometheus metrics", tags=["operation"])
+    async def metrics(user: str) -> str:  # noqa: ARG001 - only users may look
+        from prometheus_client import generate_latest
+
+        return generate_latest().decode()
+
+    def own(value: object) -> Provide:
+        return Provide(lambda: value, sync_to_thread=False)
+
+    return Litestar(
+        route_handlers=[JobsApi, health, metrics, *page.routes(access)],
+        dependencies={
+            "user": Provide(current_user),
+            "ingestion": own(ingestion),
+            "uploads": own(uploads),
+            "watchers": own(watchers),
+        },
+        exception_handlers={
+            TooLargeError: lambda _, error: problems.problem(413, str(error)),
+            PenstockError: problems.on_penstock_error,
+            HTTPException: problems.on_http_error,
+            Exception: problems.on_error,
+        },
+        request_max_body_size=settings.max_body_bytes,
+        before_request=check_site,
+        openapi_config=OpenAPIConfig(
+            title="Penstock jobs",
+            version=penstock.__version__,
+            description="Ask for media jobs and follow them.",
+            path="/schema",
+            render_plugins=[JsonRenderPlugin()],
+            components=Components(
+                security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}
+            ),
+            security=[] if access.open else [{"token": []}],
+        ),
+        after_request=_with_headers,
+        logging_config=None,
+    )
+
+
+async def _with_headers(response: Response[Any]) -> Response[Any]:
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response

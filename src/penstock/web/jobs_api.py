@@ -1,0 +1,251 @@
+"""The ingestion API: ask for jobs, and ask about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Controller, Request, Response, get, post
+from litestar.exceptions import HTTPException
+from litestar.params import Parameter
+from litestar.response import ServerSentEvent, ServerSentEventMessage
+from msgspec import Meta, Struct
+
+from penstock.errors import InvalidArgumentError, NotFoundError
+from penstock.jobs.job import JobStage, MediaType
+from penstock.jobs.stage import Segment
+from penstock.jobs.store import JobRecord
+from penstock.jobs.system import Ingestion
+from penstock.jobs.views import JobView, Watcher, seen
+from penstock.web.uploads import FOLDER, Upload, Uploads
+
+_HEARTBEAT = 15.0
+_MAX_STREAMS = 500
+
+Id = Annotated[str, Parameter(pattern=r"^job_[0-9a-f]{32}$", description="A job's id")]
+
+
+class JobRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """What to work on: `source`, a path in the media folder, an address of an allowed host, or a
+    YouTube video; or `uploadId`, something that was uploaded before."""
+
+    media_type: MediaType
+    source: Annotated[str, Meta(min_length=1, max_length=2000)] | None = None
+    upload_id: Annotated[str, Meta(max_length=64)] | None = None
+    title: Annotated[str, Meta(max_length=500)] | None = None
+    correlation_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+
+
+class Page(Struct, frozen=True, rename="camel"):
+    jobs: list[JobView]
+    next_cursor: str | None = None
+
+
+class TranscriptBody(Struct, frozen=True, rename="camel"):
+    job_id: str
+    title: str | None
+    language: str | None
+    model: str
+    segments: list[Segment]
+
+
+class JobsApi(Controller):
+    """Jobs of the user who asks; those of others do not exist for them."""
+
+    tags = ["jobs"]  # noqa: RUF012 - the framework's way
+    streams: set[Watcher]
+
+    @post("/uploads", status_code=201, summary="Upload media", request_max_body_size=None)
+    async def upload(
+        self, request: Request[Any, Any, Any], user: str, uploads: Uploads, extension: str
+    ) -> Upload:
+        """Send the file as the body; `extension` says what it is, such as `mp3` or `pdf`."""
+        text = request.headers.get("content-length", "")
+        length = int(text) if text.isdigit() else None
+        return await uploads.keep(user, extension.lower(), request.stream(), length)
+
+    @post("/jobs", status_code=202, summary="Ask for a job")
+    async def submit(
+        self,
+        data: JobRequest,
+        user: str,
+        ingestion: Ingestion,
+        uploads: Uploads,
+        key: Annotated[
+            str | None,
+            Parameter(
+                header="Idempotency-Key",
+                max_length=200,
+                description="Asking again with the same key gives the same job",
+            ),
+        ] = None,
+    ) -> Response[JobView]:
+        record, created = await ingestion.service.submit(
+            user,
+            data.media_type,
+            _source(data, user, uploads),
+            title=data.title,
+            client_key=key,
+            correlation_id=data.correlation_id,
+        )
+        headers = {"Location": f"/jobs/{record.job.job_id}"}
+        if not created:
+            headers["Idempotent-Replayed"] = "true"
+        return Response(_view_of(record), status_code=202, headers=headers)
+
+    @get("/jobs", summary="List jobs, the newest first")
+    async def list_jobs(
+        self,
+        user: str,
+        ingestion: Ingestion,
+        stage: JobStage | None = None,
+        media_type: Annotated[MediaType | None, Parameter(query="mediaType")] = None,
+        limit: Annotated[int, Parameter(ge=1, le=200)] = 50,
+        cursor: Annotated[str | None, Parameter(max_length=200)] = None,
+    ) -> Page:
+        views, following = await ingestion.views.list(
+            user_id=user, stage=stage, media_type=media_type, limit=limit, cursor=cursor
+        )
+        return Page(list(views), following)
+
+    @get("/jobs/{job_id:str}", summary="Where a job is")
+    async def job(self, job_id: Id, user: str, ingestion: Ingestion) -> JobView:
+        view = await ingestion.views.get(job_id)
+        if view is None:
+            # Committed, but its event has not arrived here yet.
+            return _view_of(await _owned(ingestion, job_id, user))
+        if view.user_id != user:
+            raise _not_found(job_id)
+        return view
+
+    @get("/jobs/{job_id:str}/transcript", summary="What was said")
+    async def transcript(self, job_id: Id, user: str, ingestion: Ingestion) -> TranscriptBody:
+        record = await _owned(ingestion, job_id, user)
+        text = await ingestion.service.store.text(job_id)
+        if text is None:
+            raise NotFoundError(f"Job {job_id} is {record.job.stage}: it has no transcript")
+        return TranscriptBody(job_id, record.title, text.language, text.model, text.segments)
+
+    @post("/jobs/{job_id:str}/cancel", status_code=200, summary="Stop a job")
+    async def cancel(self, job_id: Id, user: str, ingestion: Ingestion) -> JobView:
+        return _view_of(await ingestion.service.cancel(job_id, user))
+
+    @post("/jobs/{job_id:str}/retry", status_code=202, summary="Run a job anew")
+    async def retry(self, job_id: Id, user: str, ingestion: Ingestion) -> JobView:
+        return _view_of(await ingestion.service.retry(job_id, user))
+
+    @get("/events", summary="Changes of all jobs, as server-sent events")
+    async def all_events(
+        self, user: str, ingestion: Ingestion, watchers: set[Watcher]
+    ) -> ServerSentEvent:
+        return _events(ingestion, watchers, user, None)
+
+    @get("/jobs/{job_id:str}/events", summary="Changes of a job, as server-sent events")
+    async def job_events(
+        self, job_id: Id, user: str, ingestion: Ingestion, watchers: set[Watcher]
+    ) -> ServerSentEvent:
+        view = await ingestion.views.get(job_id)
+        if view is None:
+            view = _view_of(await _owned(ingestion, job_id, user))
+        if view.user_id != user:
+            raise _not_found(job_id)
+        return _events(ingestion, watchers, user, view)
+
+    @get("/status", summary="How the API itself is", tags=["operation"])
+    async def status(self, ingestion: Ingestion, user: str) -> dict[str, Any]:
+        """What waits to be published, and how far the read model is behind."""
+        outbox = await ingestion.outbox.status()
+        lag = await ingestion.projection.lag()
+        return {
+            "user": user,
+            "outbox": {
+                "pending": outbox.pending,
+                "oldestAge": round(outbox.oldest_age, 3),
+                "dead": outbox.dead,
+            },
+            "readModel": {
+                "jobs": await ingestion.views.count(),
+                "eventsBehind": lag.events,
+                "secondsBehind": round(lag.seconds, 3),
+            },
+        }
+
+
+def _source(data: JobRequest, user: str, uploads: Uploads) -> str:
+    if (data.source is None) == (data.upload_id is None):
+        raise InvalidArgumentError("Give either source or uploadId")
+    if data.upload_id is not None:
+        return uploads.source_of(user, data.upload_id)
+    source = str(data.source)
+    if source.lstrip("./").startswith(f"{FOLDER}/") or "\0" in source:
+        raise InvalidArgumentError("Uploads are named by their uploadId")
+    return source
+
+
+def _view_of(record: JobRecord) -> JobView:
+    view = seen(None, record.event())
+    if view is None:
+        raise NotFoundError("unreachable: a first event always makes a view")
+    return msgspec.structs.replace(view, queued_at=record.job.created_at)
+
+
+async def _owned(ingestion: Ingestion, job_id: str, user: str) -> JobRecord:
+    record = await ingestion.service.store.get(job_id)
+    if record is None or record.job.user_id != user:
+        raise _not_found(job_id)
+    return record
+
+
+def _not_found(job_id: str) -> NotFoundError:
+    return NotFoundError(f"Job {job_id} not found")
+
+
+def _events(
+    ingestion: Ingestion, watchers: set[Watcher], user: str, first: JobView | None
+) -> ServerSentEvent:
+    if len(watchers) >= _MAX_STREAMS:
+        raise HTTPException("Too many are watching; try again later", status_code=429)
+    watcher = ingestion.projection.watch(user, first.job_id if first else None)
+    watchers.add(watcher)
+    return ServerSentEvent(_stream(watcher, watchers, first), retry_duration=1000)
+
+
+async def _stream(
+    watcher: Watcher, watchers: set[Watcher], first: JobView | None
+) -> AsyncIterator[ServerSentEventMessage]:
+    changes = aiter(watcher)
+    try:
+        yield ServerSentEventMessage(comment="watching")
+        if first is not None:
+            yield _message(first)
+            if first.stage.terminal:
+                return
+        coming = asyncio.ensure_future(anext(changes))
+        try:
+            while True:
+                done, _ = await asyncio.wait({coming}, timeout=_HEARTBEAT)
+                if not done:
+                    yield ServerSentEventMessage(comment="still here")
+                    continue
+                try:
+                    view = coming.result()
+                except StopAsyncIteration:
+                    return
+                yield _message(view)
+                if first is not None and view is not None and view.stage.terminal:
+                    return
+                coming = asyncio.ensure_future(anext(changes))
+        finally:
+            coming.cancel()
+    finally:
+        watcher.end()
+        watchers.discard(watcher)
+
+
+def _message(view: JobView | None) -> ServerSentEventMessage:
+    """A changed job; or `reset`: some changes were missed, so look at everything again."""
+    kind: Literal["job", "reset"] = "reset" if view is None else "job"
+    body = b"{}" if view is None else msgspec.json.encode(view)
+    return ServerSentEventMessage(data=body.decode(), event=kind)

@@ -1,0 +1,135 @@
+"""The status page: jobs as they are when it is asked for, then live. Plain HTML, one script."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from litestar import MediaType, Request, Response, get
+from litestar.handlers import HTTPRouteHandler
+
+from penstock.jobs.job import JobStage
+from penstock.jobs.system import Ingestion
+from penstock.jobs.views import JobView
+from penstock.web.access import Access
+
+_STEPS = (JobStage.QUEUED, JobStage.METADATA_READY, JobStage.TRANSCRIPT_COMPLETE)
+_SHOWN = 100
+_FILES = {"page.css": "text/css", "page.js": "text/javascript"}
+
+
+def routes(access: Access) -> list[HTTPRouteHandler]:
+    @get("/", media_type=MediaType.HTML, include_in_schema=False)
+    async def index(ingestion: Ingestion) -> str:
+        """Rendered with the jobs when nobody is asked for a token; else the script asks for it."""
+        rows = ""
+        if access.open:
+            views, _ = await ingestion.views.list(user_id=access.local_user, limit=_SHOWN)
+            rows = "".join(map(row, views))
+        return _page("Jobs", _JOBS.format(rows=rows, locked="" if access.open else " locked"))
+
+    @get("/docs", media_type=MediaType.HTML, include_in_schema=False)
+    async def docs(request: Request[Any, Any, Any]) -> str:
+        return _page("API", api_page(request.app.openapi_schema.to_schema()))
+
+    @get("/static/{name:str}", include_in_schema=False)
+    async def static(name: str) -> Response[bytes]:
+        if name not in _FILES:
+            return Response(b"", status_code=404, media_type="text/plain")
+        content = files("penstock.web").joinpath("static", name).read_bytes()
+        return Response(content, media_type=_FILES[name])
+
+    return [index, docs, static]
+
+
+def row(view: JobView) -> str:
+    """A job as a table row; `page.js` makes the same."""
+    ended = view.stage in (JobStage.FAILED, JobStage.CANCELLED)
+    step = len(_STEPS) if ended else _STEPS.index(view.stage) + 1
+    facts = _facts(view)
+    return (
+        f'<tr id="{view.job_id}" class="{view.stage.value}" '
+        f'data-queued="{view.queued_at.isoformat()}">'
+        f'<td><code title="{view.job_id}">{view.job_id[4:16]}</code></td>'
+        f"<td>{view.media_type.value}</td>"
+        f'<td><progress max="3" value="{step}"></progress> <span>{view.stage.value}</span></td>'
+        f"<td>{escape(facts)}</td>"
+        f'<td><time datetime="{view.updated_at.isoformat()}">{_clock(view.updated_at)}</time></td>'
+        "</tr>"
+    )
+
+
+def _facts(view: JobView) -> str:
+    facts = []
+    if view.run > 1:
+        facts.append(f"run {view.run}")
+    if view.duration:
+        minutes, seconds = divmod(round(view.duration), 60)
+        facts.append(f"{minutes}:{seconds:02} long")
+    if view.characters is not None:
+        facts.append(f"{view.characters:,} characters")
+    if view.language:
+        facts.append(view.language)
+    if view.reason:
+        facts.append(view.reason)
+    return " · ".join(facts)
+
+
+def _clock(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%H:%M:%S")
+
+
+def api_page(schema: dict[str, Any]) -> str:
+    """The OpenAPI document for reading; programs take it from /schema/openapi.json."""
+    sections = []
+    for path, operations in sorted(schema["paths"].items()):
+        for method, operation in operations.items():
+            given = "".join(
+                f"<li><code>{escape(parameter['name'])}</code> in {parameter['in']}"
+                f"{', required' if parameter.get('required') else ''}"
+                f"{': ' + escape(parameter['description']) if parameter.get('description') else ''}"
+                "</li>"
+                for parameter in operation.get("parameters", [])
+            )
+            answers = ", ".join(sorted(operation.get("responses", {})))
+            sections.append(
+                f"<section><h2><b>{method.upper()}</b> <code>{escape(path)}</code></h2>"
+                f"<p>{escape(operation.get('summary') or '')}</p>"
+                f"{'<ul>' + given + '</ul>' if given else ''}<p>Answers: {answers}</p></section>"
+            )
+    return (
+        '<p>As a document for programs: <a href="/schema/openapi.json">openapi.json</a>.</p>'
+        + "".join(sections)
+    )
+
+
+def _page(title: str, body: str) -> str:
+    return _SHELL.format(title=title, body=body)
+
+
+_SHELL = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title} · Penstock</title>
+<link rel="stylesheet" href="/static/page.css"><script src="/static/page.js" defer></script>
+</head>
+<body>
+<header><h1>Penstock</h1><nav><a href="/">Jobs</a> <a href="/docs">API</a></nav></header>
+<main>{body}</main>
+</body>
+</html>
+"""
+
+_JOBS = """
+<p id="state" role="status" class="{locked}">Connecting…</p>
+<form id="unlock" hidden><label>API token <input type="password" autocomplete="off"></label>
+<button>Show jobs</button></form>
+<table>
+<thead><tr><th>Job</th><th>Media</th><th>Stage</th><th></th><th>Changed (UTC)</th></tr></thead>
+<tbody id="jobs">{rows}</tbody>
+</table>
+<p id="none" hidden>No jobs yet. Ask for one with <code>penstock jobs submit FILE</code>.</p>
+"""

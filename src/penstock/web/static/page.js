@@ -1,0 +1,122 @@
+"use strict";
+// Follows the API's events and keeps the table as the server would render it.
+
+const STEPS = ["Queued", "MetadataReady", "TranscriptComplete"];
+const SHOWN = 100;
+const state = document.getElementById("state");
+const table = document.getElementById("jobs");
+const unlock = document.getElementById("unlock");
+const headers = () => {
+  const token = sessionStorage.getItem("token");
+  return token ? { authorization: `Bearer ${token}` } : {};
+};
+
+function say(text, kind) {
+  state.textContent = text;
+  state.className = kind || "";
+}
+
+function facts(job) {
+  const found = [];
+  if (job.run > 1) found.push(`run ${job.run}`);
+  if (job.duration) {
+    const seconds = Math.round(job.duration);
+    found.push(`${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, "0")} long`);
+  }
+  if (job.characters !== undefined) found.push(`${job.characters.toLocaleString("en")} characters`);
+  if (job.language) found.push(job.language);
+  if (job.reason) found.push(job.reason);
+  return found.join(" · ");
+}
+
+function cell(tag, text, attributes) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
+  return made;
+}
+
+function row(job) {
+  const ended = job.stage === "Failed" || job.stage === "Cancelled";
+  const step = ended ? STEPS.length : STEPS.indexOf(job.stage) + 1;
+  const made = cell("tr", undefined, {
+    id: job.jobId, class: job.stage, "data-queued": job.queuedAt,
+  });
+  const cells = Array.from({ length: 5 }, () => cell("td"));
+  cells[0].append(cell("code", job.jobId.slice(4, 16), { title: job.jobId }));
+  cells[1].textContent = job.mediaType;
+  cells[2].append(cell("progress", undefined, { max: 3, value: step }), " ", cell("span", job.stage));
+  cells[3].textContent = facts(job);
+  cells[4].append(cell("time", job.updatedAt.slice(11, 19), { datetime: job.updatedAt }));
+  made.append(...cells);
+  return made;
+}
+
+function show(job) {
+  const made = row(job);
+  const known = document.getElementById(job.jobId);
+  if (known) known.replaceWith(made);
+  else table.prepend(made);
+  while (table.rows.length > SHOWN) table.deleteRow(-1);
+  document.getElementById("none").hidden = table.rows.length > 0;
+}
+
+async function everything() {
+  const answer = await fetch(`/jobs?limit=${SHOWN}`, { headers: headers() });
+  if (answer.status === 401) throw new Error("locked");
+  if (!answer.ok) throw new Error(`the API answered ${answer.status}`);
+  const page = await answer.json();
+  table.replaceChildren();
+  for (const job of page.jobs.reverse()) show(job);
+  document.getElementById("none").hidden = table.rows.length > 0;
+}
+
+// EventSource cannot send a token, so the stream is read by hand.
+async function follow() {
+  const answer = await fetch("/events", { headers: headers() });
+  if (answer.status === 401) throw new Error("locked");
+  if (!answer.ok) throw new Error(`the API answered ${answer.status}`);
+  await everything();
+  say("Live", "live");
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (rest + value.replaceAll("\r\n", "\n")).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const fields = Object.fromEntries(
+        event.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 1).trim()]),
+      );
+      if (fields.event === "job") show(JSON.parse(fields.data));
+      if (fields.event === "reset") await everything();
+    }
+  }
+}
+
+async function run() {
+  for (;;) {
+    try {
+      unlock.hidden = true;
+      await follow();
+    } catch (error) {
+      if (error.message === "locked") {
+        say("This API asks for a token.", "lost");
+        unlock.hidden = false;
+        return;
+      }
+    }
+    say("Connection lost; trying again…", "lost");
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+  }
+}
+
+if (state && table) {
+  unlock.addEventListener("submit", (event) => {
+    event.preventDefault();
+    sessionStorage.setItem("token", unlock.querySelector("input").value);
+    run();
+  });
+  run();
+}
