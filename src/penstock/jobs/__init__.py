@@ -1,0 +1,1 @@
+"""Typed jobs that flow through stages."""
