@@ -1,0 +1,56 @@
+"""What happens to media: fetch, probe, transcribe, extract. No messaging in here.
+
+Every function that reads bytes of strangers runs in a guarded child process, and everything that
+goes wrong is a `MediaError` with a stable reason.
+"""
+
+from penstock.jobs.media.documents import (
+    DocumentText,
+    extract_text,
+    extract_text_blocking,
+)
+from penstock.jobs.media.errors import MediaError
+from penstock.jobs.media.guard import (
+    GuardPool,
+    Limits,
+    run_guarded,
+    run_guarded_blocking,
+    stream_guarded,
+)
+from penstock.jobs.media.probe import (
+    AudioInfo,
+    MediaInfo,
+    VideoInfo,
+    probe,
+    probe_blocking,
+)
+from penstock.jobs.media.source import MediaSource
+from penstock.jobs.media.speakers import SpeakerRole, SpeakerRoleRegistry
+from penstock.jobs.media.transcribe import Segment, Transcriber, Transcript
+from penstock.jobs.media.youtube import YouTubeClient, YouTubeVideo, parse_video_id
+
+__all__ = [
+    "AudioInfo",
+    "DocumentText",
+    "GuardPool",
+    "Limits",
+    "MediaError",
+    "MediaInfo",
+    "MediaSource",
+    "Segment",
+    "SpeakerRole",
+    "SpeakerRoleRegistry",
+    "Transcriber",
+    "Transcript",
+    "VideoInfo",
+    "YouTubeClient",
+    "YouTubeVideo",
+    "extract_text",
+    "extract_text_blocking",
+    "parse_video_id",
+    "probe",
+    "probe_blocking",
+    "run_guarded",
+    "run_guarded_blocking",
+    "stream_guarded",
+]

@@ -1,0 +1,449 @@
+"""Calling a function in a guarded child process.
+
+A child is a fresh interpreter (never a fork), kept warm and reused: starting one and importing
+the decoders costs some 300 ms, a call to a warm one a millisecond or so. A child that crashed, ran
+out of time or memory, or spoke out of turn is killed with its process group and not used again.
+
+`guarded_child.py` is the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+
+from penstock.jobs.media.errors import MediaError
+from penstock.jobs.media.guarded_child import (
+    DATA,
+    ERROR,
+    FRAME,
+    HEADER,
+    HELLO,
+    REQUEST,
+    RESULT,
+    Failure,
+    Limits,
+    Request,
+)
+
+T = TypeVar("T")
+Media = Path | str | int | None
+
+_BOOT = (
+    "import sys; n = int(sys.argv.pop(1)); sys.path[:] = sys.argv[1:]; "
+    "from penstock.jobs.media.guarded_child import main; main(n)"
+)
+_START_SECONDS = 30.0
+# Signals by which a child's own limits end it.
+_OUT_OF_TIME = {signal.SIGXCPU, signal.SIGALRM}
+
+
+def open_regular(path: Path | str) -> int:
+    """A read-only descriptor of a regular file; never blocks on a pipe or touches a device."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise MediaError("not_found", "There is no such file") from None
+        raise MediaError("forbidden", "The file cannot be opened") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise MediaError("forbidden", "Only regular files are read")
+    return descriptor
+
+
+class _Child:
+    """One warm process and the socket to it. Not thread-safe, but `kill`, which any may call."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        self.jobs = 0
+        try:
+            with theirs:
+                paths = [path or str(Path.cwd()) for path in sys.path]
+                self._process = subprocess.Popen(  # noqa: S603
+                    [sys.executable, "-IBc", _BOOT, str(theirs.fileno()), *paths],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env={},
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise _unavailable() from error
+        try:
+            kind, _ = self.receive(_monotonic() + _START_SECONDS, 0)
+        except MediaError:
+            self.kill()
+            raise _unavailable() from None
+        if kind != HELLO:
+            self.kill()
+            raise _unavailable()
+
+    def ask(self, request: Request, descriptor: int | None) -> None:
+        body = msgspec.json.encode(request)
+        self._socket.settimeout(_START_SECONDS)
+        self.jobs += 1
+        try:
+            head = REQUEST.pack(len(body))
+            socket.send_fds(self._socket, [head], [] if descriptor is None else [descriptor])
+            self._socket.sendall(body)
+        except OSError:
+            raise self._died() from None
+
+    def receive(self, deadline: float, most: int) -> tuple[bytes, bytearray]:
+        kind, size = HEADER.unpack(self._exactly(HEADER.size, deadline))
+        if size > most:
+            raise MediaError("crashed", "The child sent more than it may")
+        return kind, self._exactly(size, deadline)
+
+    def _exactly(self, size: int, deadline: float) -> bytearray:
+        body = bytearray(size)
+        view, got = memoryview(body), 0
+        while got < size:
+            left = deadline - _monotonic()
+            if left <= 0:
+                raise _timeout()
+            try:
+                self._socket.settimeout(left)
+                count = self._socket.recv_into(view[got:])
+            except TimeoutError:
+                raise _timeout() from None
+            except OSError:
+                count = 0
+            if not count:
+                raise self._died()
+            got += count
+        return body
+
+    def _died(self) -> MediaError:
+        try:
+            status = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return MediaError("crashed", "The child closed its socket")
+        if -status in _OUT_OF_TIME:
+            return _timeout()
+        if -status == signal.SIGKILL:
+            # Most likely the kernel was short of memory, which need not be this file's fault.
+            return MediaError("out_of_memory", "The child was killed", permanent=False)
+        return MediaError("crashed", f"The child ended with status {status}")
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._socket.close()
+
+    def abort(self) -> None:
+        """From another thread: end the process; its reader sees the end and cleans up."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def forget(self) -> None:
+        """After a fork: the process is somebody else's, our copy of the socket is not needed."""
+        self._socket.close()
+        self._process.returncode = 0
+
+
+class _Job:
+    """One call on its way; `abort` ends it from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+        self._aborted = False
+
+    def begin(self, child: _Child) -> bool:
+        with self._lock:
+            self._child = child
+            return not self._aborted
+
+    def end(self) -> None:
+        with self._lock:
+            self._child = None
+
+    def abort(self) -> None:
+        with self._lock:
+            self._aborted = True
+            if self._child is not None:
+                self._child.abort()
+
+
+class GuardPool:
+    """Warm children for guarded calls.
+
+    `size` bounds the async calls that run together and the idle children kept; blocking calls and
+    streams are bounded by whoever makes them. Thread-safe; survives a fork by starting anew.
+    """
+
+    def __init__(self, size: int = 2, *, jobs_per_child: int = 500) -> None:
+        self._size = size
+        self._jobs_per_child = jobs_per_child
+        self._idle: list[_Child] = []
+        self._reset()
+        _pools.add(self)
+
+    def _reset(self) -> None:
+        for child in self._idle:
+            child.forget()
+        self._lock = threading.Lock()
+        self._idle = []
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def run(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        media: Media = None,
+        limits: Limits | None = None,
+    ) -> T:
+        """`run_blocking` without blocking the loop. Cancelling kills the child."""
+        job = _Job()
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(
+            self._executor(), lambda: self._run(job, function, args, media, limits or Limits())
+        )
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            job.abort()
+            future.cancel()
+            raise
+
+    def run_blocking(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        media: Media = None,
+        limits: Limits | None = None,
+    ) -> T:
+        """The result of `function(media, *args)` in a child; whatever goes wrong is a MediaError.
+
+        `function` is a module's function with a return annotation; `media` a path or descriptor
+        that it gets as a binary file, first.
+        """
+        return self._run(_Job(), function, args, media, limits or Limits())
+
+    def stream(
+        self,
+        function: Callable[..., Iterator[bytes]],
+        *args: Any,
+        media: Media = None,
+        limits: Limits | None = None,
+    ) -> Iterator[bytearray]:
+        """The blocks of a generator function. The child waits while nobody takes the next one."""
+        limits = limits or Limits()
+        child = self._take()
+        done = False
+        try:
+            _ask(child, function, args, media, limits, stream=True)
+            while not done:
+                kind, body = child.receive(_monotonic() + limits.seconds, FRAME)
+                if kind == DATA:
+                    yield body
+                elif kind == ERROR:
+                    error = _failure(body)
+                    done = error.reason != "out_of_memory"
+                    raise error
+                else:
+                    done = True
+        finally:
+            self._give_back(child, healthy=done)
+
+    def close(self) -> None:
+        """End the idle children. The pool can be used again."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            threads, self._threads = self._threads, None
+        for child in idle:
+            child.kill()
+        if threads is not None:
+            threads.shutdown(wait=False)
+
+    def _run(
+        self,
+        job: _Job,
+        function: Callable[..., T],
+        args: tuple[Any, ...],
+        media: Media,
+        limits: Limits,
+    ) -> T:
+        kind = get_type_hints(function)["return"]
+        child = self._take()
+        healthy = False
+        try:
+            if not job.begin(child):
+                raise MediaError("cancelled", permanent=False)
+            deadline = _monotonic() + limits.seconds
+            _ask(child, function, args, media, limits, stream=False)
+            tag, body = child.receive(deadline, max(limits.output_bytes, FRAME))
+            if tag == ERROR:
+                error = _failure(body)
+                healthy = error.reason != "out_of_memory"
+                raise error
+            if tag != RESULT:
+                raise MediaError("crashed", "The child spoke out of turn")
+            result: T = _decode(body, kind)
+            healthy = True
+            return result
+        finally:
+            job.end()
+            self._give_back(child, healthy=healthy)
+
+    def _take(self) -> _Child:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return _Child()
+
+    def _give_back(self, child: _Child, *, healthy: bool) -> None:
+        if healthy and child.jobs < self._jobs_per_child:
+            with self._lock:
+                if len(self._idle) < self._size:
+                    self._idle.append(child)
+                    return
+        child.kill()
+
+    def _executor(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._size, thread_name_prefix="guard")
+            return self._threads
+
+
+def _ask(
+    child: _Child,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    media: Media,
+    limits: Limits,
+    *,
+    stream: bool,
+) -> None:
+    request = Request(
+        module=function.__module__,
+        function=function.__qualname__,
+        args=list(args),
+        limits=limits,
+        stream=stream,
+        media=media is not None,
+    )
+    if media is None or isinstance(media, int):
+        child.ask(request, media)
+        return
+    descriptor = open_regular(media)
+    try:
+        child.ask(request, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _failure(body: bytearray) -> MediaError:
+    told: Failure = _decode(body, Failure)
+    return MediaError(told.reason, told.message[:200], permanent=told.permanent)
+
+
+def _decode(body: bytearray, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        # A value outside what its type allows: absurd media, or a child gone wrong.
+        raise MediaError("malformed", "It gives values that cannot be") from None
+
+
+def _monotonic() -> float:
+    # Not the loop's clock: this runs in threads, and the child's time is real.
+    return time.monotonic()
+
+
+def _timeout() -> MediaError:
+    return MediaError("timeout", "It took longer than its limit", permanent=False)
+
+
+def _unavailable() -> MediaError:
+    return MediaError("guard_unavailable", "A guarded process did not start", permanent=False)
+
+
+_pools: weakref.WeakSet[GuardPool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool._reset()
+
+
+def _at_exit() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
+
+
+shared_pool = GuardPool()
+
+
+async def run_guarded(
+    function: Callable[..., T],
+    *args: Any,
+    media: Media = None,
+    limits: Limits | None = None,
+    pool: GuardPool | None = None,
+) -> T:
+    """`GuardPool.run` on the pool every caller of this process shares."""
+    return await (pool or shared_pool).run(function, *args, media=media, limits=limits)
+
+
+def run_guarded_blocking(
+    function: Callable[..., T],
+    *args: Any,
+    media: Media = None,
+    limits: Limits | None = None,
+    pool: GuardPool | None = None,
+) -> T:
+    """The same for callers without an event loop, such as a Spark task."""
+    return (pool or shared_pool).run_blocking(function, *args, media=media, limits=limits)
+
+
+def stream_guarded(
+    function: Callable[..., Iterator[bytes]],
+    *args: Any,
+    media: Media = None,
+    limits: Limits | None = None,
+    pool: GuardPool | None = None,
+) -> Iterator[bytearray]:
+    """`GuardPool.stream` on the shared pool."""
+    return (pool or shared_pool).stream(function, *args, media=media, limits=limits)
+
+
+__all__ = [
+    "GuardPool",
+    "Limits",
+    "open_regular",
+    "run_guarded",
+    "run_guarded_blocking",
+    "shared_pool",
+    "stream_guarded",
+]
