@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
 
 
 def main() -> None:
@@ -15,7 +19,27 @@ def main() -> None:
 
     app = typer.Typer(help="Reliable messaging and job pipelines.", no_args_is_help=True)
     app.add_typer(server, name="server")
+    _add_jobs(app)
     try:
         app()
     except PenstockError as error:
         sys.exit(f"penstock: {error}")
+
+
+def _add_jobs(app: typer.Typer) -> None:
+    """The groups that need more packages, or a line that says which."""
+
+    try:
+        from penstock.cli.jobs import jobs
+        from penstock.cli.worker import worker
+    except ImportError as error:
+        missing = error.name
+
+        def explain() -> None:
+            sys.exit(f"This needs {missing}: pip install 'penstock[cli,web,media,local]'")
+
+        for name in ("jobs", "worker"):
+            app.command(name, help="(not installed)")(explain)
+        return
+    app.add_typer(jobs, name="jobs")
+    app.add_typer(worker, name="worker")

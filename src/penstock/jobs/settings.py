@@ -129,7 +129,9 @@ class MediaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     language: str | None = None
     threads: Annotated[int, Meta(ge=0, le=256)] = 0
     youtube_api_key: str | None = None
-    youtube_url: str | None = None
+    youtube_url: str = "https://www.googleapis.com/youtube/v3"
+    youtube_media: str | None = None
+    """Where recordings of YouTube videos are: a reference with `{video_id}` in it."""
     speakers: str | None = None
     """A file that says which channel speaks in which role."""
 

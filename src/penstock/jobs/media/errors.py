@@ -16,6 +16,8 @@ Reason = Literal[
     "malformed",  # the bytes are not what they claim to be
     "network",  # connecting or reading failed
     "no_audio",  # nothing to transcribe
+    "no_recording",  # nobody said where the recording of a video is
+    "no_video",  # no pictures where there should be some
     "not_found",
     "out_of_memory",  # the input wanted more memory than its limit
     "protected",  # encrypted: we have no password

@@ -1,0 +1,255 @@
+"""`penstock jobs`: ask for jobs and follow them, through the API."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from penstock.cli.api import Api
+from penstock.cli.running import Configuration, run_until_stopped, settings_from
+from penstock.jobs.job import MediaType
+from penstock.jobs.settings import JobSettings
+
+jobs = typer.Typer(help="Media jobs, through the ingestion API.", no_args_is_help=True)
+_out = Console()
+
+ApiUrl = Annotated[str, typer.Option("--api", envvar="PENSTOCK_API_URL", help="Where the API is.")]
+Token = Annotated[
+    str | None, typer.Option(envvar="PENSTOCK_API_TOKEN", help="Your token.", show_envvar=True)
+]
+JobArgument = Annotated[str, typer.Argument(help="A job's id.", metavar="JOB")]
+_DEFAULT_API = "http://127.0.0.1:8080"
+
+_VIDEO = {".avi", ".flv", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm"}
+_DOCUMENT = {".docx", ".htm", ".html", ".md", ".pdf", ".txt"}
+_STEPS = {"Queued": 1, "MetadataReady": 2, "TranscriptComplete": 3, "Failed": 3, "Cancelled": 3}
+_COLOURS = {"TranscriptComplete": "green", "Failed": "red", "Cancelled": "yellow"}
+
+
+@jobs.command()
+def serve(
+    config: Configuration = None,
+    url: Annotated[str | None, typer.Option(help="The broker, such as local://DIR.")] = None,
+    database: Annotated[str | None, typer.Option(help="Where jobs are kept.")] = None,
+    media: Annotated[Path | None, typer.Option(help="The media folder.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
+    workers: Annotated[bool, typer.Option(help="Run the stages in this process, too.")] = False,
+) -> None:
+    """Serve the ingestion API and its page until interrupted."""
+    settings = settings_from(
+        config,
+        url=url,
+        database=database,
+        media={"root": str(media) if media else None},
+        api={"host": host, "port": port},
+    )
+    run_until_stopped(lambda stop: _serve(settings, workers, stop))
+
+
+async def _serve(settings: JobSettings, workers: bool, stop: asyncio.Event) -> None:
+    from penstock.jobs.system import job_system
+    from penstock.web import create_app
+    from penstock.web import serve as serve_app
+
+    async with AsyncExitStack() as stack:
+        system = await stack.enter_async_context(job_system(settings))
+        ingestion = await stack.enter_async_context(system.ingesting())
+        if workers:
+            from penstock.jobs.stages import STAGES, media_tools
+
+            tools = await stack.enter_async_context(media_tools(settings.media, system.store))
+            for stage in STAGES.values():
+                await stack.enter_async_context(system.worker(stage(settings, tools)))
+        app = create_app(system, ingestion)
+        await serve_app(app, settings.api.host, settings.api.port, on_ready=_announce, stop=stop)
+
+
+def _announce(address: str) -> None:
+    _out.print(f"Serving on {address} (page), {address}/docs (API). Ctrl-C stops.")
+
+
+@jobs.command()
+def submit(
+    media: Annotated[
+        list[str], typer.Argument(help="Files, addresses or YouTube videos.", metavar="MEDIA...")
+    ],
+    kind: Annotated[
+        MediaType | None, typer.Option("--type", help="What it is; guessed when not given.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Asking again with the same key gives the same job.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="A title, for you.")] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the jobs to their end.")] = False,
+    api: ApiUrl = _DEFAULT_API,
+    token: Token = None,
+) -> None:
+    """Ask for a job for each of MEDIA. Files are uploaded."""
+    with Api(api, token) as client:
+        made = []
+        for number, one in enumerate(media):
+            own_key = key if key is None or len(media) == 1 else f"{key}-{number}"
+            job = client.submit(_request(client, one, kind, title), own_key)
+            made.append(job["jobId"])
+            if not wait:
+                typer.echo(job["jobId"])
+        if wait and not _follow(client, set(made)):
+            raise typer.Exit(1)
+
+
+def _request(client: Api, media: str, kind: MediaType | None, title: str | None) -> dict[str, Any]:
+    path = Path(media)
+    body: dict[str, Any] = {"mediaType": (kind or _guess(media)).value}
+    if title is not None:
+        body["title"] = title
+    if "://" in media or body["mediaType"] == MediaType.YOUTUBE or not path.is_file():
+        return body | {"source": media}
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        console=_out,
+        transient=True,
+    ) as progress:
+        task = progress.add_task(path.name, total=path.stat().st_size)
+        upload = client.upload(path, lambda size: progress.advance(task, size))
+    return body | {"uploadId": upload}
+
+
+def _guess(media: str) -> MediaType:
+    if "youtube.com/" in media or "youtu.be/" in media:
+        return MediaType.YOUTUBE
+    suffix = Path(media.partition("?")[0]).suffix.lower()
+    if suffix in _VIDEO:
+        return MediaType.VIDEO
+    return MediaType.DOCUMENT if suffix in _DOCUMENT else MediaType.AUDIO
+
+
+@jobs.command()
+def status(
+    job: Annotated[str | None, typer.Argument(help="A job's id.", metavar="[JOB]")] = None,
+    text: Annotated[bool, typer.Option(help="Show its transcript.")] = False,
+    stage: Annotated[str | None, typer.Option(help="Only jobs at this stage.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+    api: ApiUrl = _DEFAULT_API,
+    token: Token = None,
+) -> None:
+    """Show a job, or the newest ones."""
+    with Api(api, token) as client:
+        if job is None:
+            _show(client.jobs(limit=limit, stage=stage)["jobs"])
+            return
+        _show([client.job(job)])
+        if text:
+            for start, end, said in client.transcript(job)["segments"]:
+                when = f"{start:8.2f} {end:8.2f}  " if end else ""
+                typer.echo(f"{when}{said}")
+
+
+@jobs.command()
+def watch(
+    job: Annotated[
+        list[str] | None, typer.Argument(help="Jobs' ids; all when none.", metavar="[JOB]...")
+    ] = None,
+    api: ApiUrl = _DEFAULT_API,
+    token: Token = None,
+) -> None:
+    """Follow jobs live; with ids, until all of them have ended."""
+    with Api(api, token) as client:
+        if not _follow(client, set(job or ())):
+            raise typer.Exit(1)
+
+
+@jobs.command()
+def retry(job: JobArgument, api: ApiUrl = _DEFAULT_API, token: Token = None) -> None:
+    """Run a job that failed or was cancelled anew."""
+    with Api(api, token) as client:
+        _show([client.change(job, "retry")])
+
+
+@jobs.command()
+def cancel(job: JobArgument, api: ApiUrl = _DEFAULT_API, token: Token = None) -> None:
+    """Stop a job."""
+    with Api(api, token) as client:
+        _show([client.change(job, "cancel")])
+
+
+def _follow(client: Api, wanted: set[str]) -> bool:
+    """Bars until every wanted job has ended; whether all of them completed."""
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.fields[short]} {task.fields[media]:<8}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=_out,
+    ) as progress:
+        bars: dict[str, TaskID] = {}
+        ended: dict[str, str] = {}
+
+        def show(job: dict[str, Any]) -> None:
+            if wanted and job["jobId"] not in wanted:
+                return
+            if job["jobId"] not in bars:
+                bars[job["jobId"]] = progress.add_task(
+                    "", total=3, short=job["jobId"][4:16], media=job["mediaType"]
+                )
+            progress.update(
+                bars[job["jobId"]], completed=_STEPS[job["stage"]], description=_stage(job)
+            )
+            if _STEPS[job["stage"]] == 3:
+                ended[job["jobId"]] = job["stage"]
+                progress.stop_task(bars[job["jobId"]])
+            else:
+                ended.pop(job["jobId"], None)
+
+        for change in client.events():
+            if change is not None:
+                show(change)
+            else:
+                known = (client.job(job_id) for job_id in wanted) if wanted else ()
+                for job in known:
+                    show(job)
+            if wanted and wanted <= ended.keys():
+                break
+    return all(stage == "TranscriptComplete" for stage in ended.values())
+
+
+def _stage(job: dict[str, Any]) -> str:
+    colour = _COLOURS.get(job["stage"], "blue")
+    reason = f" {job['reason']}" if job.get("reason") else ""
+    return f"[{colour}]{job['stage']}[/]{reason}"
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("job", "media", "stage", "length", "text", "changed"):
+        table.add_column(name)
+    for job in found:
+        duration = job.get("duration")
+        characters = job.get("characters")
+        table.add_row(
+            job["jobId"],
+            job["mediaType"],
+            _stage(job),
+            "" if duration is None else f"{duration:.1f} s",
+            "" if characters is None else f"{characters:,} characters",
+            job["updatedAt"][:19].replace("T", " "),
+        )
+    _out.print(table)
