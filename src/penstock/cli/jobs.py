@@ -126,6 +126,7 @@ def _request(client: Api, media: str, kind: MediaType | None, title: str | None)
         DownloadColumn(),
         console=_out,
         transient=True,
+        disable=not _out.is_terminal,
     ) as progress:
         task = progress.add_task(path.name, total=path.stat().st_size)
         upload = client.upload(path, lambda size: progress.advance(task, size))
@@ -239,8 +240,8 @@ def _stage(job: dict[str, Any]) -> str:
 
 def _show(found: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("job", "media", "stage", "length", "text", "changed"):
-        table.add_column(name)
+    for name in ("job", "media", "stage", "length", "letters", "changed"):
+        table.add_column(name, no_wrap=name in ("job", "stage"))
     for job in found:
         duration = job.get("duration")
         characters = job.get("characters")
@@ -249,7 +250,7 @@ def _show(found: list[dict[str, Any]]) -> None:
             job["mediaType"],
             _stage(job),
             "" if duration is None else f"{duration:.1f} s",
-            "" if characters is None else f"{characters:,} characters",
-            job["updatedAt"][:19].replace("T", " "),
+            "" if characters is None else f"{characters:,}",
+            job["updatedAt"][11:19],
         )
     _out.print(table)

@@ -34,7 +34,8 @@ def settings_from(config: Path | None, **arguments: Any) -> JobSettings:
 def run_until_stopped(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run until SIGINT or SIGTERM, which end it in order; a second one ends it at once."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for chatty in ("uvicorn", "faster_whisper", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
