@@ -201,7 +201,9 @@ class PostgresServer:
     the machine. A server refuses to run as root: then it runs as `nobody`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, fsync: bool = False) -> None:
+        # Off by default: tests kill processes, not machines.
+        self.fsync = fsync
         self.password = secrets.token_urlsafe(12)
         self.port = 0
         self._names = itertools.count(1)
@@ -275,8 +277,7 @@ class PostgresServer:
                     *_unprivileged(),
                     *(self._binaries / "postgres", "-D", self.folder / "data"),
                     *("-p", str(port), "-h", "127.0.0.1", "-k", ""),
-                    # Tests kill processes, not machines.
-                    *("-c", "fsync=off", "-c", "max_connections=100"),
+                    *("-c", f"fsync={'on' if self.fsync else 'off'}"),
                 ],
                 stdout=log,
                 stderr=log,
