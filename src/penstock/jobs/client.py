@@ -128,6 +128,7 @@ class PubSubClient:
                     name=name,
                     dead_letters=settings.dead_letters(subscription.topic or "").topic,
                     retry_invalid=settings.invalid == "retry",
+                    drain=settings.drain,
                 )
                 for subscription in self.subscriptions(settings)
             ]
@@ -203,6 +204,7 @@ class Subscriber(Generic[T]):
         name: str,
         dead_letters: str | None = None,
         retry_invalid: bool = False,
+        drain: float = 10.0,
     ) -> None:
         self.subscription = subscription
         self._decode = decode
@@ -211,6 +213,7 @@ class Subscriber(Generic[T]):
         self._name = name
         self._dead_letters = dead_letters
         self._retry_invalid = retry_invalid
+        self._drain = drain
         subscription.on("message", self._on_message)
 
     async def __aenter__(self) -> Self:
@@ -225,9 +228,9 @@ class Subscriber(Generic[T]):
     ) -> None:
         await self.aclose()
 
-    async def aclose(self, timeout: float = 10.0) -> None:
-        """Take nothing more, finish what runs within `timeout` seconds, give back the rest."""
-        await self.subscription.close(timeout=timeout, nack_waiting=True)
+    async def aclose(self) -> None:
+        """Take nothing more, finish what runs within `drain` seconds, give back the rest."""
+        await self.subscription.close(timeout=self._drain, nack_waiting=True)
         self.subscription.off("message", self._on_message)
 
     async def _on_message(self, message: Message) -> None:

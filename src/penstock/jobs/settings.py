@@ -38,6 +38,7 @@ class StageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `filter`: which messages, in Pub/Sub's syntax; by default those at the stage it consumes.
     `ack_deadline` is renewed every `extension_interval` seconds, give or take the share
     `extension_jitter`, while a handler works. `time_limit`: seconds a handler may take.
+    `drain`: seconds that handlers get to finish when a worker is stopped.
     `dead_letter_topic`: where messages go that failed `max_attempts` times; by default shared by
     all stages of a topic. `invalid`: what to do with a message that does not decode.
     """
@@ -49,6 +50,7 @@ class StageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     extension_interval: Annotated[float, Meta(gt=0, le=300)] = 20.0
     extension_jitter: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
     time_limit: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
+    drain: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 5
     minimum_backoff: Duration = 1.0
     maximum_backoff: Duration = 60.0

@@ -128,7 +128,8 @@ _JOBS = """
 <form id="unlock" hidden><label>API token <input type="password" autocomplete="off"></label>
 <button>Show jobs</button></form>
 <table>
-<thead><tr><th>Job</th><th>Media</th><th>Stage</th><th>About it</th><th>Changed (UTC)</th></tr></thead>
+<thead><tr><th>Job</th><th>Media</th><th>Stage</th><th>About it</th><th>Changed (UTC)</th></tr>
+</thead>
 <tbody id="jobs">{rows}</tbody>
 </table>
 <p id="none" hidden>No jobs yet. Ask for one with <code>penstock jobs submit FILE</code>.</p>

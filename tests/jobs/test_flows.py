@@ -1,0 +1,399 @@
+"""Jobs from request to transcript, on every broker and database: seed 004, by its numbers."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from penstock import Draft
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from penstock.jobs import (
+    AudioJob,
+    Done,
+    JobStage,
+    MediaType,
+    Reject,
+    Retry,
+    decode_event,
+    decode_job,
+    encode_job,
+)
+from tests.jobs.scenes import INFO, TEXT, impatient, jobs_on, looks, until
+
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(120)]
+COMPLETE = JobStage.TRANSCRIPT_COMPLETE
+
+
+async def test_req_1_9_to_1_12_a_job_goes_from_request_to_transcript(place):
+    async with jobs_on(place) as scene, scene.working():
+        record = await scene.submit(correlation_id="order-7")
+        view = await scene.ended(record.job.job_id)
+        assert view.stage is COMPLETE
+        assert (view.duration, view.language, view.characters) == (2.5, "en", 11)
+        assert await scene.system.store.text(record.job.job_id) == TEXT
+        work = await scene.stored("job-processing")
+        events = await scene.stored("job-events")
+        assert [decode_job(r.data, r.attributes).stage for r in work] == [
+            JobStage.QUEUED,
+            JobStage.METADATA_READY,
+        ]
+        assert [type(decode_event(r.data, r.attributes)).__name__ for r in events] == [
+            "JobQueued",
+            "MetadataReady",
+            "TranscriptComplete",
+        ]
+        assert {r.attributes["correlationId"] for r in (*work, *events)} == {"order-7"}
+        assert decode_job(work[1].data, work[1].attributes).info == INFO
+
+
+async def test_req_1_6_each_stage_gets_the_jobs_its_filter_names(place):
+    async with jobs_on(place) as scene, scene.working(transcription=None):
+        record = await scene.submit()
+        await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+        async with scene.working(metadata=None):
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert sum(scene.calls.values()) == 2
+
+
+async def test_req_1_6_4_2_filters_are_settings(place):
+    only_audio = 'attributes.stage = "Queued" AND attributes.mediaType = "audio"'
+    stages = {"metadata": {"filter": only_audio}}
+    async with jobs_on(place, stages=stages) as scene, scene.working(transcription=None):
+        document = await scene.submit("a.txt", media_type=MediaType.DOCUMENT)
+        audio = await scene.submit()
+        await scene.view_at(audio.job.job_id, JobStage.METADATA_READY)
+        view = await scene.view_at(document.job.job_id, JobStage.QUEUED)
+        assert view.stage is JobStage.QUEUED
+        assert list(scene.calls) == [f"metadata {audio.job.job_id}"]
+
+
+async def test_req_4_1_media_with_a_topic_of_its_own_is_worked_on_as_well(place):
+    async with jobs_on(place, topics={"media": {"video": "video-processing"}}) as scene:
+        async with scene.working():
+            video = await scene.submit("a.mp4", media_type=MediaType.VIDEO)
+            assert (await scene.ended(video.job.job_id)).stage is COMPLETE
+            assert len(await scene.stored("video-processing")) == 2
+            assert await scene.stored("job-processing") == []
+
+
+async def test_req_1_11_media_that_cannot_be_used_fails_the_job_and_is_no_dead_letter(place):
+    async def refuses(_):
+        return Reject("malformed")
+
+    async with jobs_on(place) as scene, scene.working(metadata=refuses):
+        record = await scene.submit()
+        view = await scene.ended(record.job.job_id)
+        assert (view.stage, view.reason, view.attempts) == (JobStage.FAILED, "malformed", 1)
+        assert await scene.stored("job-processing-dead") == []
+
+
+async def test_req_1_13_5_3_a_job_that_is_given_up_fails_and_is_kept_as_a_dead_letter(place):
+    async def busy(_):
+        return Retry("busy")
+
+    async with jobs_on(place, stages=impatient(max_attempts=3)) as scene:
+        async with scene.working(metadata=busy, max_attempts=3):
+            record = await scene.submit()
+            view = await scene.ended(record.job.job_id)
+            assert (view.stage, view.reason, view.attempts) == (JobStage.FAILED, "busy", 3)
+            assert scene.calls[f"metadata {record.job.job_id}"] == 3
+            dead = await scene.dead_letters(1)
+            assert dead[0].attributes["jobId"] == record.job.job_id
+
+
+async def test_req_1_13_a_job_that_fails_at_first_is_tried_again(place):
+    tries = []
+
+    async def shaky(_):
+        tries.append(True)
+        return Done(info=INFO) if len(tries) == 3 else Retry("busy", after=0.0)
+
+    async with jobs_on(place, stages=impatient()) as scene, scene.working(metadata=shaky):
+        record = await scene.submit()
+        assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert len(tries) == 3
+
+
+@pytest.mark.parametrize("invalid", ["dead-letter", "retry"])
+async def test_req_1_5_what_does_not_decode_is_dealt_with_as_configured(place, invalid):
+    stages = impatient(invalid=invalid, max_attempts=1)
+    async with jobs_on(place, stages=stages) as scene, scene.working():
+        broker = await scene.system.pubsub.broker()
+        strangers = [
+            Draft.of(b"not a job", {"stage": "Queued", "mediaType": "audio"}, message_id="s-1"),
+            Draft.of(b"{}", {"stage": "Queued", "schemaVersion": "9"}, message_id="s-2"),
+        ]
+        await broker.publish("job-processing", strangers)
+        record = await scene.submit()
+        assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        dead = await scene.dead_letters(2)
+        assert {letter.data for letter in dead} == {b"not a job", b"{}"}
+        assert sum(scene.calls.values()) == 2
+
+
+async def test_req_5_3_a_message_that_comes_again_changes_nothing(place):
+    async with jobs_on(place) as scene, scene.working():
+        record = await scene.submit()
+        await scene.ended(record.job.job_id)
+        kept = await scene.system.store.get(record.job.job_id)
+        broker = await scene.system.pubsub.broker()
+        again = encode_job(record.job)
+        repeated = Draft.of(again.data, again.attributes, message_id="a-copy")
+        await broker.publish("job-processing", [repeated])
+        other = await scene.submit()
+        await scene.ended(other.job.job_id)
+        assert await scene.system.store.get(record.job.job_id) == kept
+        assert scene.calls[f"metadata {record.job.job_id}"] == 1
+        ids = [r.message_id for r in await scene.stored("job-events")]
+        assert len(ids) == len(set(ids)) == 6
+
+
+async def test_req_1_7_asking_twice_with_a_key_is_asking_once(place):
+    async with jobs_on(place) as scene, scene.working():
+        answers = await asyncio.gather(*(scene.submit(client_key="key") for _ in range(10)))
+        assert len({record.job.job_id for record in answers}) == 1
+        await scene.ended(answers[0].job.job_id)
+        assert len(await scene.stored("job-processing")) == 2
+        with pytest.raises(Exception, match="asked for differently"):
+            await scene.submit("other.wav", client_key="key")
+
+
+async def test_a_job_can_be_cancelled_and_its_handler_is_too(place, monkeypatch):
+    monkeypatch.setattr("penstock.jobs.worker._CANCEL_CHECK", 0.05)
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    async def slow(_):
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+
+    async with jobs_on(place) as scene, scene.working(metadata=slow):
+        record = await scene.submit()
+        async with asyncio.timeout(20):
+            await started.wait()
+            cancelled = await scene.ingestion.service.cancel(record.job.job_id, "user-1")
+            await stopped.wait()
+        assert cancelled.job.stage is JobStage.CANCELLED
+        assert (await scene.ended(record.job.job_id)).stage is JobStage.CANCELLED
+        again = await scene.ingestion.service.cancel(record.job.job_id, "user-1")
+        assert again == cancelled
+
+
+async def test_a_job_that_failed_can_be_run_anew(place):
+    tries = []
+
+    async def fails_once(_):
+        tries.append(True)
+        return Reject("malformed") if len(tries) == 1 else Done(info=INFO)
+
+    async with jobs_on(place) as scene, scene.working(metadata=fails_once):
+        record = await scene.submit()
+        assert (await scene.ended(record.job.job_id)).stage is JobStage.FAILED
+        await scene.ingestion.service.retry(record.job.job_id, "user-1")
+        view = await scene.ended(record.job.job_id, run=2)
+        assert (view.stage, view.reason) == (COMPLETE, None)
+        with pytest.raises(FailedPreconditionError, match="cannot be retried"):
+            await scene.ingestion.service.retry(record.job.job_id)
+        with pytest.raises(FailedPreconditionError, match="cannot be cancelled"):
+            await scene.ingestion.service.cancel(record.job.job_id)
+
+
+async def test_nobody_can_change_the_job_of_another(quick):
+    async with jobs_on(quick) as scene:
+        record = await scene.submit()
+        for change in (scene.ingestion.service.cancel, scene.ingestion.service.retry):
+            with pytest.raises(NotFoundError):
+                await change(record.job.job_id, "user-2")
+
+
+async def test_a_message_of_an_earlier_run_is_dropped(quick):
+    async with jobs_on(quick) as scene:
+        record = await scene.submit()
+        await scene.ingestion.service.cancel(record.job.job_id)
+        await scene.ingestion.service.retry(record.job.job_id)
+        async with scene.working():
+            view = await scene.ended(record.job.job_id, run=2)
+        assert view.stage is COMPLETE
+        assert scene.calls[f"metadata {record.job.job_id}"] == 1
+
+
+async def test_req_5_3_no_more_handlers_run_than_the_concurrency_allows(place):
+    running, most = 0, 0
+
+    async def counts(_):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return Done(info=INFO)
+
+    stages = {"metadata": {"concurrency": 3}}
+    async with jobs_on(place, stages=stages) as scene:
+        async with scene.working(metadata=counts, transcription=None):
+            records = await asyncio.gather(*(scene.submit() for _ in range(15)))
+            for record in records:
+                await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+    assert most == 3
+
+
+async def test_req_2_6_a_long_handler_keeps_its_message(quick):
+    """The lease is a quarter of what the handler takes."""
+    lease = {"ack_deadline": 10, "extension_interval": 0.05}
+
+    async def slow(_):
+        await asyncio.sleep(0.4)
+        return Done(info=INFO)
+
+    async with jobs_on(quick, stages={"metadata": lease}) as scene:
+        # The broker lets go much sooner than settings allow to ask for.
+        broker = await scene.system.pubsub.broker()
+        await broker.admin.delete_subscription("job-metadata")
+        await scene.system.pubsub.subscription(
+            "job-metadata", topic="job-processing", ack_deadline=10
+        ).create()
+        async with scene.working(metadata=slow, transcription=None):
+            record = await scene.submit()
+            await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+        assert scene.calls[f"metadata {record.job.job_id}"] == 1
+
+
+async def test_req_4_4_a_worker_that_is_left_gives_its_jobs_back(place):
+    started = asyncio.Event()
+
+    async def never(_):
+        started.set()
+        await asyncio.sleep(3600)
+
+    async with jobs_on(place, stages=impatient(drain=0.05)) as scene:
+        record = await scene.submit()
+        async with scene.working(metadata=never, transcription=None):
+            await started.wait()
+        async with scene.working():
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+
+
+async def test_a_job_whose_result_was_kept_but_not_said_is_said_when_its_message_returns(quick):
+    """What a worker leaves that dies between the database and the broker."""
+    async with jobs_on(quick) as scene:
+        record = await scene.submit()
+        store = scene.system.store
+        done = Done(info=INFO)
+        await store.write(lambda c: store.advance(c, record.job, JobStage.METADATA_READY, done))
+        async with scene.working():
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert scene.calls[f"metadata {record.job.job_id}"] == 0
+        kinds = [r.attributes["stage"] for r in await scene.stored("job-events")]
+        assert kinds == ["Queued", "MetadataReady", "TranscriptComplete"]
+
+
+async def test_a_job_of_another_database_is_given_up_not_invented(quick):
+    async with jobs_on(quick, stages=impatient(max_attempts=2)) as scene:
+        stranger = AudioJob(
+            job_id="job_" + "a" * 32,
+            user_id="user-1",
+            media_id="med_" + "b" * 32,
+            created_at=(await scene.submit()).job.created_at,
+        )
+        async with scene.working(max_attempts=2):
+            await scene.system.client.publisher.publish_job(stranger)
+            dead = await scene.dead_letters(1)
+        assert dead[0].attributes["jobId"] == stranger.job_id
+        assert scene.calls[f"metadata {stranger.job_id}"] == 0
+
+
+async def test_a_delivery_after_the_last_attempt_fails_the_job_without_trying(quick):
+    """A job that kills its worker each time leaves nobody to say so."""
+    async with jobs_on(quick, stages=impatient(max_attempts=2)) as scene:
+        record = await scene.submit()
+        await scene.view_at(record.job.job_id, JobStage.QUEUED)
+        deadly = scene.system.pubsub.subscription("job-metadata")
+        for _ in range(2):
+            async for message in deadly:
+                message.nack()
+                break
+        await deadly.close()
+        async with scene.working(max_attempts=2):
+            view = await scene.ended(record.job.job_id)
+        assert (view.stage, view.reason) == (JobStage.FAILED, "gave-up")
+        assert scene.calls[f"metadata {record.job.job_id}"] == 0
+
+
+async def test_req_3_4_the_read_model_is_rebuilt_from_the_events(place):
+    if place.url == "memory://":
+        pytest.skip("nothing outlives the process")
+    async with jobs_on(place) as scene, scene.working():
+        records = [await scene.submit() for _ in range(5)]
+        for record in records:
+            await scene.ended(record.job.job_id)
+    async with jobs_on(place) as scene:
+        page, _ = await scene.ingestion.views.list(user_id="user-1")
+        assert {v.job_id for v in page} == {r.job.job_id for r in records}
+        assert {v.stage for v in page} == {COMPLETE}
+        assert (await scene.ingestion.projection.lag()).events == 0
+
+
+async def test_req_1_12_3_4_the_read_model_may_be_kept_in_the_database(place):
+    async with jobs_on(place, api={"views": "sql"}) as scene, scene.working():
+        record = await scene.submit()
+        view = await scene.ended(record.job.job_id)
+        assert view.stage is COMPLETE
+    if place.url == "memory://":
+        # A new broker has no events; the database has.
+        async with jobs_on(place, api={"views": "sql"}) as scene:
+            assert await scene.ingestion.views.get(record.job.job_id) == view
+
+
+async def test_the_lag_of_the_read_model_is_visible(quick):
+    async with jobs_on(quick) as scene:
+        projection = scene.ingestion.projection
+
+        async def is_behind(wanted):
+            return ((await projection.lag()).events > 0) is wanted
+
+        projection._handle.pause()
+        await scene.submit()
+        await until(lambda: is_behind(True))
+        projection._handle.resume()
+        await until(lambda: is_behind(False))
+
+
+async def test_submitting_what_cannot_be_a_job_is_refused(quick):
+    async with jobs_on(quick) as scene:
+        with pytest.raises(InvalidArgumentError, match="YouTube"):
+            await scene.submit("https://example.org", media_type=MediaType.YOUTUBE)
+        with pytest.raises(InvalidArgumentError, match="key"):
+            await scene.submit(client_key="")
+        with pytest.raises(InvalidArgumentError):
+            await scene.submit(correlation_id="ada@example.org")
+        with pytest.raises(InvalidArgumentError):
+            await scene.ingestion.service.submit("Ada L", MediaType.AUDIO, "a.wav")
+
+
+async def test_req_2_3_nothing_of_a_users_text_is_in_any_message(place):
+    private = "interview with zoe@example.org"
+    async with jobs_on(place) as scene, scene.working():
+        record = await scene.submit(f"{private}.wav", title=private, client_key=private)
+        await scene.ended(record.job.job_id)
+        kept = await scene.system.store.get(record.job.job_id)
+        assert kept.title == private and private in kept.source
+        for topic in ("job-processing", "job-events"):
+            for message in await scene.stored(topic):
+                sent = message.data.decode() + msgspec.json.encode(message.attributes).decode()
+                assert "zoe" not in sent and TEXT.segments[0].text not in sent
+                assert "example.org" not in sent + message.message_id + message.subject
+
+
+async def test_many_jobs_all_complete_once(place):
+    count = 60
+    stages = {"metadata": {"concurrency": 16}, "transcription": {"concurrency": 16}}
+    async with jobs_on(place, stages=stages) as scene, scene.working(metadata=looks):
+        records = await asyncio.gather(*(scene.submit() for _ in range(count)))
+        for record in records:
+            view = await scene.ended(record.job.job_id)
+            assert view.stage is COMPLETE
+        assert sum(scene.calls.values()) == 2 * count
+        ids = [r.message_id for r in await scene.stored("job-events")]
+        assert len(ids) == len(set(ids)) == 3 * count

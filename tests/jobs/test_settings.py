@@ -1,0 +1,103 @@
+"""Settings: defaults, then a file, then the environment, then arguments."""
+
+import pytest
+
+from penstock.errors import InvalidArgumentError
+from penstock.jobs import JobStage, MediaType, load_settings
+
+
+def test_req_4_1_names_have_sane_defaults():
+    settings = load_settings(environ={})
+    assert settings.topics.processing == "job-processing"
+    assert settings.topics.events == "job-events"
+    assert settings.stages.metadata.dead_letters("job-processing").topic == "job-processing-dead"
+    assert settings.stages.metadata.filter == f'attributes.stage = "{JobStage.QUEUED}"'
+    assert settings.api.host == "127.0.0.1"
+
+
+def test_req_2_8_each_layer_wins_over_the_one_below(tmp_path):
+    file = tmp_path / "penstock.toml"
+    file.write_text(
+        'url = "nats://file"\ndatabase = "sqlite:///file.db"\n'
+        "[stages.metadata]\nconcurrency = 2\nmax_attempts = 9\n"
+    )
+    environ = {
+        "PENSTOCK_DATABASE": "sqlite:///environment.db",
+        "PENSTOCK_STAGES__METADATA__CONCURRENCY": "3",
+        "HOME": "/nowhere",
+    }
+    settings = load_settings(file, environ, stages={"metadata": {"concurrency": 4}}, url=None)
+    assert settings.url == "nats://file"
+    assert settings.database == "sqlite:///environment.db"
+    assert settings.stages.metadata.concurrency == 4
+    assert settings.stages.metadata.max_attempts == 9
+    assert settings.stages.transcription.max_attempts == 5
+
+
+def test_the_environment_may_name_the_file(tmp_path):
+    file = tmp_path / "penstock.toml"
+    file.write_text('url = "nats://file"\n')
+    assert load_settings(environ={"PENSTOCK_CONFIG": str(file)}).url == "nats://file"
+
+
+def test_lists_and_tables_in_the_environment_are_json():
+    environ = {
+        "PENSTOCK_MEDIA__HOSTS": '["media.example.org"]',
+        "PENSTOCK_API__TOKENS": '{"secret-secret-secret": "user-1"}',
+    }
+    settings = load_settings(environ=environ)
+    assert settings.media.hosts == ("media.example.org",)
+    assert settings.api.tokens == {"secret-secret-secret": "user-1"}
+
+
+def test_req_4_1_a_media_type_may_have_a_topic_of_its_own():
+    settings = load_settings(environ={}, topics={"media": {"video": "video-processing"}})
+    assert settings.topics.of(MediaType.VIDEO) == "video-processing"
+    assert settings.topics.of(MediaType.AUDIO) == "job-processing"
+    assert settings.topics.work == ("job-processing", "video-processing")
+
+
+def test_req_4_3_a_stage_may_have_dead_letters_of_its_own():
+    settings = load_settings(
+        environ={}, stages={"transcription": {"dead_letter_topic": "silent-films"}}
+    )
+    assert settings.stages.transcription.dead_letters("job-processing").topic == "silent-films"
+    assert settings.stages.metadata.dead_letters("job-processing").topic == "job-processing-dead"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"url": 5, "topics": {"processing": "x"}},
+        {"topics": {"processing": "goog"}},
+        {"stages": {"metadata": {"concurrency": 0}}},
+        {"stages": {"metadata": {"filter": "attributes.stage ="}}},
+        {"stages": {"metadata": {"minimum_backoff": 5, "maximum_backoff": 1}}},
+        {"stages": {"metadata": {"ack_deadline": 10, "extension_interval": 10}}},
+        {"stages": {"metadata": {"invalid": "ignore"}}},
+        {"stages": {"laundry": {}}},
+        {"api": {"port": 70_000}},
+        {"colour": "red"},
+    ],
+)
+def test_a_setting_that_is_wrong_is_refused_when_it_is_read(wrong):
+    with pytest.raises(InvalidArgumentError):
+        load_settings(environ={}, **wrong)
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):
+    with pytest.raises(InvalidArgumentError, match=r"nothing\.toml"):
+        load_settings(tmp_path / "nothing.toml", {})
+    (tmp_path / "bad.toml").write_text("url = ")
+    with pytest.raises(InvalidArgumentError, match=r"bad\.toml"):
+        load_settings(tmp_path / "bad.toml", {})
+
+
+def test_secrets_are_not_shown():
+    settings = load_settings(
+        environ={},
+        url="nats://user:hunter22@host",
+        media={"youtube_api_key": "hunter22"},
+        api={"tokens": {"hunter22-hunter22": "user-1"}},
+    )
+    assert "hunter22" not in repr(settings) + repr(settings.media) + repr(settings.api)

@@ -1,0 +1,207 @@
+"""The store: idempotent by job id, changed by legal and expected steps only."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from penstock.jobs import (
+    AudioJob,
+    Done,
+    JobStage,
+    MediaType,
+    ProcessingJobStore,
+    YouTubeJob,
+    idempotent,
+)
+from penstock.jobs.job import new_job_id, new_media_id, now
+from penstock.transactional import Database
+from tests.jobs.samples import JOBS
+from tests.jobs.scenes import INFO, TEXT
+
+pytestmark = pytest.mark.real_time
+
+
+@asynccontextmanager
+async def store_on(url):
+    async with Database(url) as database, ProcessingJobStore(database) as store:
+        yield store
+
+
+def new_job(**more):
+    fields = {
+        "job_id": new_job_id("user-1"),
+        "user_id": "user-1",
+        "media_id": new_media_id(),
+        "created_at": now(),
+    }
+    return AudioJob(**{**fields, **more})
+
+
+async def create(store, job, source="a.wav", **more):
+    return await store.write(lambda connection: store.create(connection, job, source, **more))
+
+
+async def advance(store, job, to, done=Done(info=INFO)):  # noqa: B008
+    return await store.write(lambda connection: store.advance(connection, job, to, done))
+
+
+async def test_a_job_is_kept_as_it_is(database_url):
+    async with store_on(database_url) as store:
+        for kind, sample in JOBS.items():
+            job = msgspec.structs.replace(
+                sample, job_id=new_job_id("usr_42"), stage=JobStage.QUEUED, run=1, info=None
+            )
+            record, created = await create(store, job, f"{kind}.bin")
+            assert created
+            assert record.job == job
+            assert (await store.get(job.job_id)) == record
+            assert isinstance(job, YouTubeJob) is (kind == "youtube")
+
+
+async def test_req_1_7_creating_a_job_twice_creates_it_once(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        first, created = await create(store, job, request="digest")
+        again = msgspec.structs.replace(job, media_id=new_media_id())
+        second, created_again = await create(store, again, request="digest")
+        assert (created, created_again) == (True, False)
+        assert second == first
+
+
+async def test_the_same_id_for_something_else_is_refused(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job, request="digest")
+        with pytest.raises(AlreadyExistsError):
+            await create(store, job, request="another")
+        with pytest.raises(AlreadyExistsError):
+            await create(store, msgspec.structs.replace(job, user_id="user-2"), request="digest")
+
+
+async def test_many_who_create_the_same_job_at_once_create_it_once(database_url):
+    async with store_on(database_url) as one, store_on(database_url) as other:
+        job = new_job()
+        answers = await asyncio.gather(
+            *(create(store, job, request="d") for store in (one, other) * 10)
+        )
+        assert sum(created for _, created in answers) == 1
+        assert len({record.version for record, _ in answers}) == 1
+
+
+async def test_a_step_is_taken_once(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job)
+        answers = await asyncio.gather(
+            *(advance(store, job, JobStage.METADATA_READY) for _ in range(10))
+        )
+        taken = [answer for answer in answers if answer is not None]
+        assert len(taken) == 1
+        assert taken[0].version == 2
+        assert taken[0].job.info == INFO
+
+
+async def test_a_step_of_a_run_that_is_over_changes_nothing(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job)
+        failed = await store.write(lambda c: store.fail(c, job, "malformed", 2))
+        again = await store.write(lambda c: store.retry(c, failed.job))
+        assert (again.job.run, again.job.stage, again.reason) == (2, JobStage.QUEUED, None)
+        assert await advance(store, job, JobStage.METADATA_READY) is None
+        assert (await store.get(job.job_id)) == again
+
+
+async def test_an_illegal_step_is_refused_before_the_database_is_asked(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job)
+        with pytest.raises(InvalidArgumentError):
+            await advance(store, job, JobStage.TRANSCRIPT_COMPLETE)
+
+
+async def test_a_transcript_is_kept_with_the_step_that_completes_the_job(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job)
+        ready = await advance(store, job, JobStage.METADATA_READY)
+        done = await advance(store, ready.job, JobStage.TRANSCRIPT_COMPLETE, Done(text=TEXT))
+        assert await store.text(job.job_id) == TEXT
+        assert (done.language, done.segments, done.characters) == ("en", 1, 11)
+        late = Done(text=msgspec.structs.replace(TEXT, language="fr"))
+        assert await advance(store, ready.job, JobStage.TRANSCRIPT_COMPLETE, late) is None
+        assert await store.text(job.job_id) == TEXT
+
+
+async def test_one_change_that_fails_does_not_take_others_along(database_url):
+    async with store_on(database_url) as store:
+        good = [new_job() for _ in range(5)]
+
+        async def broken(_):
+            raise ZeroDivisionError
+
+        answers = await asyncio.gather(
+            *(create(store, job) for job in good[:3]),
+            store.write(broken),
+            *(create(store, job) for job in good[3:]),
+            return_exceptions=True,
+        )
+        assert isinstance(answers.pop(3), ZeroDivisionError)
+        assert all(created for _, created in answers)
+        assert [(await store.get(job.job_id)) is not None for job in good] == [True] * 5
+
+
+async def test_a_caller_who_is_cancelled_leaves_the_others_alone(database_url):
+    async with store_on(database_url) as store:
+        jobs = [new_job() for _ in range(6)]
+        tasks = [asyncio.ensure_future(create(store, job)) for job in jobs]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(answers.pop(2), asyncio.CancelledError)
+        assert all(created for _, created in answers)
+
+
+async def test_lists_are_paged(database_url):
+    async with store_on(database_url) as store:
+        for _ in range(5):
+            await create(store, new_job())
+        first, cursor = await store.list(user_id="user-1", limit=3)
+        rest, end = await store.list(user_id="user-1", limit=3, cursor=cursor)
+        assert (len(first), len(rest), end) == (3, 2, None)
+        assert len({record.job.job_id for record in [*first, *rest]}) == 5
+        nothing, _ = await store.list(user_id="user-2")
+        assert list(nothing) == []
+        queued, _ = await store.list(stage=JobStage.QUEUED, media_type=MediaType.AUDIO)
+        assert len(queued) == 5
+
+
+async def test_req_1_8_an_idempotent_handler_is_called_for_work_that_is_due_only(database_url):
+    async with store_on(database_url) as store:
+        calls = []
+
+        @idempotent(store)
+        async def handler(job):
+            calls.append(job.stage)
+            await advance(store, job, JobStage.METADATA_READY)
+            return "handled"
+
+        job = new_job()
+        await create(store, job)
+        assert await handler(job) == "handled"
+        assert await handler(job) is None
+        assert calls == [JobStage.QUEUED]
+        with pytest.raises(NotFoundError):
+            await handler(new_job())
+
+
+async def test_two_processes_may_create_the_tables_at_once(database_url):
+    async def one():
+        async with store_on(database_url) as store:
+            return await create(store, new_job())
+
+    answers = await asyncio.gather(*(one() for _ in range(4)))
+    assert all(created for _, created in answers)
