@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Litestar, MediaType, Request, Response, get
-from litestar.di import Provide
+from litestar.di import NamedDependency, Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -55,7 +55,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
         return {"status": "ok"}
 
     @get("/metrics", media_type=MediaType.TEXT, summary="Prometheus metrics", tags=["operation"])
-    async def metrics(user: str) -> str:  # noqa: ARG001 - only users may look
+    async def metrics(user: NamedDependency[str]) -> str:  # noqa: ARG001 - only users may look
         from prometheus_client import generate_latest
 
         return generate_latest().decode()

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Controller, Request, Response, get, post
+from litestar.di import NamedDependency
 from litestar.exceptions import HTTPException
-from litestar.params import Parameter
+from litestar.params import FromQuery, HeaderParameter, JSONBody, PathParameter, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 from msgspec import Meta, Struct
 
@@ -24,7 +25,11 @@ from penstock.web.uploads import FOLDER, Upload, Uploads
 _HEARTBEAT = 15.0
 _MAX_STREAMS = 500
 
-Id = Annotated[str, Parameter(pattern=r"^job_[0-9a-f]{32}$", description="A job's id")]
+User = NamedDependency[str]
+Running = NamedDependency[Ingestion]
+Kept = NamedDependency[Uploads]
+Watching = NamedDependency[set[Watcher]]
+Id = Annotated[str, PathParameter(pattern=r"^job_[0-9a-f]{32}$", description="A job's id")]
 
 
 class JobRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -55,11 +60,10 @@ class JobsApi(Controller):
     """Jobs of the user who asks; those of others do not exist for them."""
 
     tags = ["jobs"]  # noqa: RUF012 - the framework's way
-    streams: set[Watcher]
 
     @post("/uploads", status_code=201, summary="Upload media", request_max_body_size=None)
     async def upload(
-        self, request: Request[Any, Any, Any], user: str, uploads: Uploads, extension: str
+        self, request: Request[Any, Any, Any], user: User, uploads: Kept, extension: FromQuery[str]
     ) -> Upload:
         """Send the file as the body; `extension` says what it is, such as `mp3` or `pdf`."""
         text = request.headers.get("content-length", "")
@@ -69,14 +73,14 @@ class JobsApi(Controller):
     @post("/jobs", status_code=202, summary="Ask for a job")
     async def submit(
         self,
-        data: JobRequest,
-        user: str,
-        ingestion: Ingestion,
-        uploads: Uploads,
+        data: JSONBody[JobRequest],
+        user: User,
+        ingestion: Running,
+        uploads: Kept,
         key: Annotated[
             str | None,
-            Parameter(
-                header="Idempotency-Key",
+            HeaderParameter(
+                name="Idempotency-Key",
                 max_length=200,
                 description="Asking again with the same key gives the same job",
             ),
@@ -98,12 +102,12 @@ class JobsApi(Controller):
     @get("/jobs", summary="List jobs, the newest first")
     async def list_jobs(
         self,
-        user: str,
-        ingestion: Ingestion,
-        stage: JobStage | None = None,
-        media_type: Annotated[MediaType | None, Parameter(query="mediaType")] = None,
-        limit: Annotated[int, Parameter(ge=1, le=200)] = 50,
-        cursor: Annotated[str | None, Parameter(max_length=200)] = None,
+        user: User,
+        ingestion: Running,
+        stage: FromQuery[JobStage | None] = None,
+        media_type: Annotated[MediaType | None, QueryParameter(name="mediaType")] = None,
+        limit: Annotated[int, QueryParameter(ge=1, le=200)] = 50,
+        cursor: Annotated[str | None, QueryParameter(max_length=200)] = None,
     ) -> Page:
         views, following = await ingestion.views.list(
             user_id=user, stage=stage, media_type=media_type, limit=limit, cursor=cursor
@@ -111,7 +115,7 @@ class JobsApi(Controller):
         return Page(list(views), following)
 
     @get("/jobs/{job_id:str}", summary="Where a job is")
-    async def job(self, job_id: Id, user: str, ingestion: Ingestion) -> JobView:
+    async def job(self, job_id: Id, user: User, ingestion: Running) -> JobView:
         view = await ingestion.views.get(job_id)
         if view is None:
             # Committed, but its event has not arrived here yet.
@@ -121,7 +125,7 @@ class JobsApi(Controller):
         return view
 
     @get("/jobs/{job_id:str}/transcript", summary="What was said")
-    async def transcript(self, job_id: Id, user: str, ingestion: Ingestion) -> TranscriptBody:
+    async def transcript(self, job_id: Id, user: User, ingestion: Running) -> TranscriptBody:
         record = await _owned(ingestion, job_id, user)
         text = await ingestion.service.store.text(job_id)
         if text is None:
@@ -129,22 +133,22 @@ class JobsApi(Controller):
         return TranscriptBody(job_id, record.title, text.language, text.model, text.segments)
 
     @post("/jobs/{job_id:str}/cancel", status_code=200, summary="Stop a job")
-    async def cancel(self, job_id: Id, user: str, ingestion: Ingestion) -> JobView:
+    async def cancel(self, job_id: Id, user: User, ingestion: Running) -> JobView:
         return _view_of(await ingestion.service.cancel(job_id, user))
 
     @post("/jobs/{job_id:str}/retry", status_code=202, summary="Run a job anew")
-    async def retry(self, job_id: Id, user: str, ingestion: Ingestion) -> JobView:
+    async def retry(self, job_id: Id, user: User, ingestion: Running) -> JobView:
         return _view_of(await ingestion.service.retry(job_id, user))
 
     @get("/events", summary="Changes of all jobs, as server-sent events")
     async def all_events(
-        self, user: str, ingestion: Ingestion, watchers: set[Watcher]
+        self, user: User, ingestion: Running, watchers: Watching
     ) -> ServerSentEvent:
         return _events(ingestion, watchers, user, None)
 
     @get("/jobs/{job_id:str}/events", summary="Changes of a job, as server-sent events")
     async def job_events(
-        self, job_id: Id, user: str, ingestion: Ingestion, watchers: set[Watcher]
+        self, job_id: Id, user: User, ingestion: Running, watchers: Watching
     ) -> ServerSentEvent:
         view = await ingestion.views.get(job_id)
         if view is None:
@@ -154,7 +158,7 @@ class JobsApi(Controller):
         return _events(ingestion, watchers, user, view)
 
     @get("/status", summary="How the API itself is", tags=["operation"])
-    async def status(self, ingestion: Ingestion, user: str) -> dict[str, Any]:
+    async def status(self, ingestion: Running, user: User) -> dict[str, Any]:
         """What waits to be published, and how far the read model is behind."""
         outbox = await ingestion.outbox.status()
         lag = await ingestion.projection.lag()

@@ -8,7 +8,9 @@ from importlib.resources import files
 from typing import Any
 
 from litestar import MediaType, Request, Response, get
+from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 
 from penstock.jobs.job import JobStage
 from penstock.jobs.system import Ingestion
@@ -22,7 +24,7 @@ _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 
 def routes(access: Access) -> list[HTTPRouteHandler]:
     @get("/", media_type=MediaType.HTML, include_in_schema=False)
-    async def index(ingestion: Ingestion) -> str:
+    async def index(ingestion: NamedDependency[Ingestion]) -> str:
         """Rendered with the jobs when nobody is asked for a token; else the script asks for it."""
         rows = ""
         if access.open:
@@ -35,7 +37,7 @@ def routes(access: Access) -> list[HTTPRouteHandler]:
         return _page("API", api_page(request.app.openapi_schema.to_schema()))
 
     @get("/static/{name:str}", include_in_schema=False)
-    async def static(name: str) -> Response[bytes]:
+    async def static(name: FromPath[str]) -> Response[bytes]:
         if name not in _FILES:
             return Response(b"", status_code=404, media_type="text/plain")
         content = files("penstock.web").joinpath("static", name).read_bytes()
