@@ -92,6 +92,8 @@ def windows(
     buffer = np.zeros(most, np.float32)
     filled = start = 0
     for block in blocks:
+        if len(block) % 2:
+            raise MediaError("crashed", "The decoder sent half a sample")
         fresh = np.frombuffer(block, np.dtype("<i2"))
         while len(fresh):
             count = min(len(fresh), most - filled)

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -50,6 +50,7 @@ _BOOT = (
     "from penstock.jobs.media.guarded_child import main; main(n)"
 )
 _START_SECONDS = 30.0
+_ENDING_SECONDS = 5.0
 # Signals by which a child's own limits end it.
 _OUT_OF_TIME = {signal.SIGXCPU, signal.SIGALRM}
 
@@ -69,7 +70,7 @@ def open_regular(path: Path | str) -> int:
 
 
 class _Child:
-    """One warm process and the socket to it. Not thread-safe, but `kill`, which any may call."""
+    """One warm process and the socket to it. Not thread-safe, except for `abort`."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -137,9 +138,8 @@ class _Child:
         return body
 
     def _died(self) -> MediaError:
-        try:
-            status = self._process.wait(5)
-        except subprocess.TimeoutExpired:
+        status = self._status()
+        if status is None:
             return MediaError("crashed", "The child closed its socket")
         if -status in _OUT_OF_TIME:
             return _timeout()
@@ -148,17 +148,27 @@ class _Child:
             return MediaError("out_of_memory", "The child was killed", permanent=False)
         return MediaError("crashed", f"The child ended with status {status}")
 
+    def _status(self) -> int | None:
+        """How it ended, without reaping it: its process group is ours to kill until then."""
+        until = _monotonic() + _ENDING_SECONDS
+        while _monotonic() < until:
+            ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                exited = ended.si_code == os.CLD_EXITED
+                return ended.si_status if exited else -ended.si_status
+            time.sleep(0.005)
+        return None
+
     def kill(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
+        self.abort()
         self._process.wait()
         self._socket.close()
 
     def abort(self) -> None:
-        """From another thread: end the process; its reader sees the end and cleans up."""
+        """Any thread may: end the process and its group; whoever reads sees the end."""
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def forget(self) -> None:
         """After a fork: the process is somebody else's, our copy of the socket is not needed."""
@@ -188,6 +198,20 @@ class _Job:
             self._aborted = True
             if self._child is not None:
                 self._child.abort()
+
+
+class _Lent:
+    """A child in use. It goes back to the pool only when it is known to be well."""
+
+    def __init__(self, child: _Child) -> None:
+        self.child = child
+        self.healthy = False
+
+    def failure(self, body: bytearray) -> MediaError:
+        told: Failure = _decode(body, Failure)
+        # An orderly refusal says nothing bad about the child; memory run out may.
+        self.healthy = told.reason != "out_of_memory"
+        return MediaError(told.reason, told.message[:200], permanent=told.permanent)
 
 
 class GuardPool:
@@ -254,22 +278,17 @@ class GuardPool:
     ) -> Iterator[bytearray]:
         """The blocks of a generator function. The child waits while nobody takes the next one."""
         limits = limits or Limits()
-        child = self._take()
-        done = False
-        try:
-            _ask(child, function, args, media, limits, stream=True)
-            while not done:
-                kind, body = child.receive(_monotonic() + limits.seconds, FRAME)
+        with _opened(media) as file, self._child() as lent:
+            lent.child.ask(_request(function, args, file, limits, stream=True), file)
+            while True:
+                kind, body = lent.child.receive(_monotonic() + limits.seconds, FRAME)
                 if kind == DATA:
                     yield body
-                elif kind == ERROR:
-                    error = _failure(body)
-                    done = error.reason != "out_of_memory"
-                    raise error
-                else:
-                    done = True
-        finally:
-            self._give_back(child, healthy=done)
+                    continue
+                if kind == ERROR:
+                    raise lent.failure(body)
+                lent.healthy = kind == RESULT
+                return
 
     def close(self) -> None:
         """End the idle children. The pool can be used again."""
@@ -290,26 +309,29 @@ class GuardPool:
         limits: Limits,
     ) -> T:
         kind = get_type_hints(function)["return"]
-        child = self._take()
-        healthy = False
-        try:
-            if not job.begin(child):
-                raise MediaError("cancelled", permanent=False)
+        with _opened(media) as file, self._child(job) as lent:
             deadline = _monotonic() + limits.seconds
-            _ask(child, function, args, media, limits, stream=False)
-            tag, body = child.receive(deadline, max(limits.output_bytes, FRAME))
+            lent.child.ask(_request(function, args, file, limits, stream=False), file)
+            tag, body = lent.child.receive(deadline, max(limits.output_bytes, FRAME))
             if tag == ERROR:
-                error = _failure(body)
-                healthy = error.reason != "out_of_memory"
-                raise error
+                raise lent.failure(body)
             if tag != RESULT:
                 raise MediaError("crashed", "The child spoke out of turn")
             result: T = _decode(body, kind)
-            healthy = True
+            lent.healthy = True
             return result
+
+    @contextmanager
+    def _child(self, job: _Job | None = None) -> Iterator[_Lent]:
+        lent = _Lent(self._take())
+        try:
+            if job is not None and not job.begin(lent.child):
+                raise MediaError("cancelled", permanent=False)
+            yield lent
         finally:
-            job.end()
-            self._give_back(child, healthy=healthy)
+            if job is not None:
+                job.end()
+            self._give_back(lent.child, healthy=lent.healthy)
 
     def _take(self) -> _Child:
         with self._lock:
@@ -332,16 +354,15 @@ class GuardPool:
             return self._threads
 
 
-def _ask(
-    child: _Child,
+def _request(
     function: Callable[..., Any],
     args: tuple[Any, ...],
-    media: Media,
+    media: int | None,
     limits: Limits,
     *,
     stream: bool,
-) -> None:
-    request = Request(
+) -> Request:
+    return Request(
         module=function.__module__,
         function=function.__qualname__,
         args=list(args),
@@ -349,19 +370,19 @@ def _ask(
         stream=stream,
         media=media is not None,
     )
+
+
+@contextmanager
+def _opened(media: Media) -> Iterator[int | None]:
+    """A descriptor of the media, before a child is taken for it."""
     if media is None or isinstance(media, int):
-        child.ask(request, media)
+        yield media
         return
     descriptor = open_regular(media)
     try:
-        child.ask(request, descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _failure(body: bytearray) -> MediaError:
-    told: Failure = _decode(body, Failure)
-    return MediaError(told.reason, told.message[:200], permanent=told.permanent)
 
 
 def _decode(body: bytearray, kind: Any) -> Any:

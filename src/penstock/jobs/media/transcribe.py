@@ -18,6 +18,8 @@ from penstock.jobs.media.guard import GuardPool, Limits, stream_guarded
 DECODING = Limits(seconds=60, cpu_seconds=1800, memory_bytes=512 << 20)
 # Text that repeats itself this much is the model going in circles, not somebody talking.
 _REPETITIVE = 2.4
+# The decoder keeps the limit itself, block by block; this is for one that does not.
+_SLACK = 60.0
 
 
 class Segment(Struct, frozen=True):
@@ -101,6 +103,8 @@ class Transcriber:
                     found, language = self._window(samples, start / RATE, language, stop)
                     segments += found
                 done = start + len(samples)
+                if done > (self._most_seconds + _SLACK) * RATE:
+                    raise MediaError("too_long", f"It is longer than {self._most_seconds:g} s")
                 if on_progress is not None:
                     on_progress(done / RATE)
         return Transcript(
