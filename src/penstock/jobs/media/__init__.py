@@ -2,8 +2,6 @@
 
 Every function that reads bytes of strangers runs in a guarded child process, and everything that
 goes wrong is a `MediaError` with a stable reason.
-
-Names are loaded when first used: a guarded child starts faster without the HTTP client.
 """
 
 from __future__ import annotations
@@ -11,30 +9,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from penstock.jobs.media.documents import DocumentText, extract_text, extract_text_blocking
+from penstock.jobs.media.errors import MediaError
+from penstock.jobs.media.guard import (
+    GuardPool,
+    Limits,
+    run_guarded,
+    run_guarded_blocking,
+    stream_guarded,
+)
+from penstock.jobs.media.probe import AudioInfo, MediaInfo, VideoInfo, probe, probe_blocking
+from penstock.jobs.media.speakers import SpeakerRole, SpeakerRoleRegistry
+from penstock.jobs.media.transcribe import Segment, Transcriber, Transcript
+
 if TYPE_CHECKING:
-    from penstock.jobs.media.documents import (
-        DocumentText,
-        extract_text,
-        extract_text_blocking,
-    )
-    from penstock.jobs.media.errors import MediaError
-    from penstock.jobs.media.guard import (
-        GuardPool,
-        Limits,
-        run_guarded,
-        run_guarded_blocking,
-        stream_guarded,
-    )
-    from penstock.jobs.media.probe import (
-        AudioInfo,
-        MediaInfo,
-        VideoInfo,
-        probe,
-        probe_blocking,
-    )
     from penstock.jobs.media.source import MediaSource
-    from penstock.jobs.media.speakers import SpeakerRole, SpeakerRoleRegistry
-    from penstock.jobs.media.transcribe import Segment, Transcriber, Transcript
     from penstock.jobs.media.youtube import YouTubeClient, YouTubeVideo, parse_video_id
 
 __all__ = [
@@ -63,20 +52,16 @@ __all__ = [
     "stream_guarded",
 ]
 
-_HOMES = {
-    "documents": ["DocumentText", "extract_text", "extract_text_blocking"],
-    "errors": ["MediaError"],
-    "guard": ["GuardPool", "Limits", "run_guarded", "run_guarded_blocking", "stream_guarded"],
-    "probe": ["AudioInfo", "MediaInfo", "VideoInfo", "probe", "probe_blocking"],
-    "source": ["MediaSource"],
-    "speakers": ["SpeakerRole", "SpeakerRoleRegistry"],
-    "transcribe": ["Segment", "Transcriber", "Transcript"],
-    "youtube": ["YouTubeClient", "YouTubeVideo", "parse_video_id"],
+# What needs the HTTP client is loaded when first used: a guarded child starts faster without.
+_LATER = {
+    "MediaSource": "source",
+    "YouTubeClient": "youtube",
+    "YouTubeVideo": "youtube",
+    "parse_video_id": "youtube",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -12,30 +12,22 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import signal
-import socket
-import stat
-import subprocess
-import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
+from penstock.jobs.media.children import Child, monotonic, open_regular
 from penstock.jobs.media.errors import MediaError
 from penstock.jobs.media.guarded_child import (
     DATA,
     ERROR,
     FRAME,
-    HEADER,
-    HELLO,
-    REQUEST,
     RESULT,
     Failure,
     Limits,
@@ -45,146 +37,16 @@ from penstock.jobs.media.guarded_child import (
 T = TypeVar("T")
 Media = Path | str | int | None
 
-_BOOT = (
-    "import sys; n = int(sys.argv.pop(1)); sys.path[:] = sys.argv[1:]; "
-    "from penstock.jobs.media.guarded_child import main; main(n)"
-)
-_START_SECONDS = 30.0
-_ENDING_SECONDS = 5.0
-# Signals by which a child's own limits end it.
-_OUT_OF_TIME = {signal.SIGXCPU, signal.SIGALRM}
-
-
-def open_regular(path: Path | str) -> int:
-    """A read-only descriptor of a regular file; never blocks on a pipe or touches a device."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise MediaError("not_found", "There is no such file") from None
-        raise MediaError("forbidden", "The file cannot be opened") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise MediaError("forbidden", "Only regular files are read")
-    return descriptor
-
-
-class _Child:
-    """One warm process and the socket to it. Not thread-safe, except for `abort`."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._socket = ours
-        self.jobs = 0
-        try:
-            with theirs:
-                paths = [path or str(Path.cwd()) for path in sys.path]
-                self._process = subprocess.Popen(  # noqa: S603
-                    [sys.executable, "-IBc", _BOOT, str(theirs.fileno()), *paths],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    env={},
-                    cwd="/",
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            raise _unavailable() from error
-        try:
-            kind, _ = self.receive(_monotonic() + _START_SECONDS, 0)
-        except MediaError:
-            self.kill()
-            raise _unavailable() from None
-        if kind != HELLO:
-            self.kill()
-            raise _unavailable()
-
-    def ask(self, request: Request, descriptor: int | None) -> None:
-        body = msgspec.json.encode(request)
-        self._socket.settimeout(_START_SECONDS)
-        self.jobs += 1
-        try:
-            head = REQUEST.pack(len(body))
-            socket.send_fds(self._socket, [head], [] if descriptor is None else [descriptor])
-            self._socket.sendall(body)
-        except OSError:
-            raise self._died() from None
-
-    def receive(self, deadline: float, most: int) -> tuple[bytes, bytearray]:
-        kind, size = HEADER.unpack(self._exactly(HEADER.size, deadline))
-        if size > most:
-            raise MediaError("crashed", "The child sent more than it may")
-        return kind, self._exactly(size, deadline)
-
-    def _exactly(self, size: int, deadline: float) -> bytearray:
-        body = bytearray(size)
-        view, got = memoryview(body), 0
-        while got < size:
-            left = deadline - _monotonic()
-            if left <= 0:
-                raise _timeout()
-            try:
-                self._socket.settimeout(left)
-                count = self._socket.recv_into(view[got:])
-            except TimeoutError:
-                raise _timeout() from None
-            except OSError:
-                count = 0
-            if not count:
-                raise self._died()
-            got += count
-        return body
-
-    def _died(self) -> MediaError:
-        status = self._status()
-        if status is None:
-            return MediaError("crashed", "The child closed its socket")
-        if -status in _OUT_OF_TIME:
-            return _timeout()
-        if -status == signal.SIGKILL:
-            # Most likely the kernel was short of memory, which need not be this file's fault.
-            return MediaError("out_of_memory", "The child was killed", permanent=False)
-        return MediaError("crashed", f"The child ended with status {status}")
-
-    def _status(self) -> int | None:
-        """How it ended, without reaping it: its process group is ours to kill until then."""
-        until = _monotonic() + _ENDING_SECONDS
-        while _monotonic() < until:
-            ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None:
-                exited = ended.si_code == os.CLD_EXITED
-                return ended.si_status if exited else -ended.si_status
-            time.sleep(0.005)
-        return None
-
-    def kill(self) -> None:
-        self.abort()
-        self._process.wait()
-        self._socket.close()
-
-    def abort(self) -> None:
-        """Any thread may: end the process and its group; whoever reads sees the end."""
-        with suppress(ProcessLookupError, PermissionError):
-            if self._process.returncode is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    def forget(self) -> None:
-        """After a fork: the process is somebody else's, our copy of the socket is not needed."""
-        self._socket.close()
-        self._process.returncode = 0
-
 
 class _Job:
     """One call on its way; `abort` ends it from another thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._aborted = False
 
-    def begin(self, child: _Child) -> bool:
+    def begin(self, child: Child) -> bool:
         with self._lock:
             self._child = child
             return not self._aborted
@@ -203,7 +65,7 @@ class _Job:
 class _Lent:
     """A child in use. It goes back to the pool only when it is known to be well."""
 
-    def __init__(self, child: _Child) -> None:
+    def __init__(self, child: Child) -> None:
         self.child = child
         self.healthy = False
 
@@ -224,7 +86,7 @@ class GuardPool:
     def __init__(self, size: int = 2, *, jobs_per_child: int = 500) -> None:
         self._size = size
         self._jobs_per_child = jobs_per_child
-        self._idle: list[_Child] = []
+        self._idle: list[Child] = []
         self._reset()
         _pools.add(self)
 
@@ -281,7 +143,7 @@ class GuardPool:
         with _opened(media) as file, self._child() as lent:
             lent.child.ask(_request(function, args, file, limits, stream=True), file)
             while True:
-                kind, body = lent.child.receive(_monotonic() + limits.seconds, FRAME)
+                kind, body = lent.child.receive(monotonic() + limits.seconds, FRAME)
                 if kind == DATA:
                     yield body
                     continue
@@ -310,7 +172,7 @@ class GuardPool:
     ) -> T:
         kind = get_type_hints(function)["return"]
         with _opened(media) as file, self._child(job) as lent:
-            deadline = _monotonic() + limits.seconds
+            deadline = monotonic() + limits.seconds
             lent.child.ask(_request(function, args, file, limits, stream=False), file)
             tag, body = lent.child.receive(deadline, max(limits.output_bytes, FRAME))
             if tag == ERROR:
@@ -333,13 +195,13 @@ class GuardPool:
                 job.end()
             self._give_back(lent.child, healthy=lent.healthy)
 
-    def _take(self) -> _Child:
+    def _take(self) -> Child:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return _Child()
+        return Child()
 
-    def _give_back(self, child: _Child, *, healthy: bool) -> None:
+    def _give_back(self, child: Child, *, healthy: bool) -> None:
         if healthy and child.jobs < self._jobs_per_child:
             with self._lock:
                 if len(self._idle) < self._size:
@@ -391,19 +253,6 @@ def _decode(body: bytearray, kind: Any) -> Any:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # A value outside what its type allows: absurd media, or a child gone wrong.
         raise MediaError("malformed", "It gives values that cannot be") from None
-
-
-def _monotonic() -> float:
-    # Not the loop's clock: this runs in threads, and the child's time is real.
-    return time.monotonic()
-
-
-def _timeout() -> MediaError:
-    return MediaError("timeout", "It took longer than its limit", permanent=False)
-
-
-def _unavailable() -> MediaError:
-    return MediaError("guard_unavailable", "A guarded process did not start", permanent=False)
 
 
 _pools: weakref.WeakSet[GuardPool] = weakref.WeakSet()
