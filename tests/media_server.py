@@ -43,16 +43,16 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.server.requests.append((self.path, dict(self.headers)))
         self.close_connection = True
-        if path == "/endless":
+        if path.startswith("/endless"):
             self._head(200, {})
             while not self.server.stopping.is_set():
                 self.wfile.write(b"x" * 65536)
-        elif path == "/slow":
+        elif path.startswith("/slow"):
             self._head(200, {"Content-Length": "1000"})
             while not self.server.stopping.is_set():
                 self.wfile.write(b"x")
                 time.sleep(0.02)
-        elif path == "/hang":
+        elif path.startswith("/hang"):
             self.server.stopping.wait(30)
         else:
             status, headers, body = self.server.answers.get(path, (404, {}, b""))
