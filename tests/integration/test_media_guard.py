@@ -198,6 +198,7 @@ async def test_cancelling_a_call_kills_its_child(pool):
     assert await pool.run(bad.echo, "fine") == "fine"
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_does_not_share_children(pool):
     before = pool.run_blocking(bad.own_pid)
     read, write = os.pipe()

@@ -125,6 +125,30 @@ def test_damaged_files_end_well_or_say_something(transcriber, tmp_path):
     assert decoded > 20
 
 
+def test_holes_and_chains_keep_the_time(tmp_path):
+    """A gap in the time stamps is silence; two Ogg files in one are one after the other."""
+    import av
+
+    path = tmp_path / "changing.mkv"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=RATE, layout="mono")
+        for n in (0, 1, 2, 10, 11):
+            frame = av.AudioFrame(format="s16", layout="mono", samples=RATE)
+            frame.planes[0].update(bytes(2 * RATE))
+            frame.sample_rate, frame.pts = RATE, n * RATE
+            container.mux(stream.encode(frame))
+    quiet = Transcriber()
+    quiet._whisper = object()
+    assert quiet.transcribe(path).duration == pytest.approx(12, abs=0.1)
+    chained = tmp_path / "chained.ogg"
+    garden = (FOLDER / "garden.ogg").read_bytes()
+    chained.write_bytes(garden + garden)
+    quiet._window = lambda samples, offset, language, stop: ([], language)
+    assert quiet.transcribe(chained).duration == pytest.approx(
+        2 * MANIFEST["garden.ogg"]["seconds"], abs=0.3
+    )
+
+
 def test_threads_share_one_model(tmp_path):
     transcriber = Transcriber(threads=1)
     texts = []

@@ -141,7 +141,7 @@ async def test_a_root_inside_proc_hands_out_no_devices():
         "data:,x",
         "gopher://h/",
         "javascript:x",
-        "�",
+        chr(0xD800),
     ],
 )
 async def test_what_is_no_reference_is_said_to_be_none(root, reference):

@@ -12,8 +12,8 @@ import ssl
 import stat
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
@@ -68,14 +68,28 @@ class MediaSource:
         kind, place = self.parse(reference)
         if kind == "file":
             descriptor = await asyncio.to_thread(self._open_file, place)
-            try:
+            with _closing(descriptor):
                 yield _path_of(descriptor)
-            finally:
-                os.close(descriptor)
             return
-        with tempfile.NamedTemporaryFile(prefix="penstock-media-", dir=self._folder) as file:
+        with self._temporary() as file:
             await self._download(httpx.URL(place), file)
             yield Path(file.name)
+
+    @contextmanager
+    def open_blocking(self, reference: str) -> Iterator[Path]:
+        """`open` for callers without an event loop, such as a Spark task."""
+        kind, place = self.parse(reference)
+        if kind == "file":
+            descriptor = self._open_file(place)
+            with _closing(descriptor):
+                yield _path_of(descriptor)
+            return
+        with self._temporary() as file:
+            asyncio.run(self._download(httpx.URL(place), file))
+            yield Path(file.name)
+
+    def _temporary(self) -> IO[bytes]:
+        return tempfile.NamedTemporaryFile(prefix="penstock-media-", dir=self._folder)
 
     def parse(self, reference: str) -> tuple[str, str]:
         """("file" or "web", where), without touching either; MediaError when it is neither."""
@@ -264,6 +278,14 @@ def _status_error(status: int) -> MediaError:
     if status in (408, 425, 429) or status >= 500:
         return MediaError("unavailable", f"The server answered {status}", permanent=False)
     return MediaError("unavailable", f"The server answered {status}")
+
+
+@contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _path_of(descriptor: int) -> Path:

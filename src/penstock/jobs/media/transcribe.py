@@ -117,12 +117,15 @@ class Transcriber:
     def _window(
         self, samples: Any, offset: float, language: str | None, stop: Callable[[], bool]
     ) -> tuple[list[Segment], str | None]:
+        clips = spoken(samples)
+        if not clips:
+            return [], language
         pieces, about = self._whisper.transcribe(
             samples,
             language=language,
             beam_size=self._beam_size,
-            vad_filter=True,
-            vad_parameters={"min_silence_duration_ms": 500},
+            # Each stretch of speech is decoded by itself, so that its times are its own.
+            clip_timestamps=clips,
             # Each window stands alone, and a second try at another temperature is the last:
             # garbage costs at most twice what speech does.
             condition_on_previous_text=False,
@@ -156,6 +159,14 @@ class Transcriber:
         except (RuntimeError, ValueError, OSError) as error:
             text = f"The weights in {folder} do not load: {type(error).__name__}"
             raise MediaError("configuration", text) from error
+
+
+def spoken(samples: Any) -> list[float]:
+    """Start and end, start and end… of speech, in seconds. Pauses under two belong to it."""
+    from faster_whisper.vad import get_speech_timestamps  # type: ignore[import-untyped]
+
+    found = get_speech_timestamps(samples, min_silence_duration_ms=2000, min_speech_duration_ms=100)
+    return [each[side] / RATE for each in found for side in ("start", "end")]
 
 
 def weights(model: str) -> Path:
