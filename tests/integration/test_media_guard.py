@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.jobs.media import GuardPool, Limits, MediaError
+from penstock.jobs.media.confine import landlock_version
 from penstock.testing.waiting import eventually
 from tests import media_misbehaviour as bad
 
@@ -90,15 +91,14 @@ def test_the_text_of_a_librarys_error_is_not_passed_on(pool):
     assert "KeyError" in str(caught.value)
 
 
-def test_what_a_dead_child_started_dies_with_it(pool, tmp_path):
-    link = tmp_path / "pid"
-    assert reason_of(pool, bad.leaves_a_process_behind, str(link))[0] == "crashed"
-    pid = int(str(link.readlink()))
-
-    async def gone():
-        await eventually(lambda: not alive(pid))
-
-    asyncio.run(gone())
+@pytest.mark.real_time
+async def test_what_a_dead_child_started_dies_with_it(pool):
+    stream = pool.stream(bad.leaves_a_process_behind)
+    pid = int(next(stream))
+    assert alive(pid)
+    with pytest.raises(MediaError, match="crashed"):
+        next(stream)
+    await eventually(lambda: not alive(pid))
 
 
 def alive(pid):
@@ -121,6 +121,17 @@ def test_a_child_cannot_write_files_or_leave_a_core(pool, tmp_path):
     assert pool.run_blocking(bad.limits) == [0, 0, 64]
     assert reason_of(pool, bad.writes_a_file, str(tmp_path / "x"))[0] == "malformed"
     assert not (tmp_path / "x").exists() or (tmp_path / "x").stat().st_size == 0
+
+
+def test_a_child_reads_and_runs_nothing_else_where_the_kernel_allows_it(pool, tmp_path):
+    if not landlock_version():
+        pytest.skip("this kernel does not let us close files off")
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    for place in (secret, "/etc/passwd", "/proc/self/environ"):
+        assert reason_of(pool, bad.reads, str(place)) == ("malformed", True)
+    assert pool.run_blocking(bad.reads, os.__file__) > 1000
+    assert reason_of(pool, bad.executes, "/bin/true") == ("malformed", True)
 
 
 def test_a_child_has_no_network_where_the_kernel_allows_it(pool):

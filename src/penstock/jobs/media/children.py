@@ -50,7 +50,7 @@ class Child:
         self.jobs = 0
         try:
             with theirs:
-                paths = [path or str(Path.cwd()) for path in sys.path]
+                paths = [str(Path(path).absolute()) for path in sys.path]
                 self._process = subprocess.Popen(  # noqa: S603
                     [sys.executable, "-IBc", _BOOT, str(theirs.fileno()), *paths],
                     stdin=subprocess.DEVNULL,
