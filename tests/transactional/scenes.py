@@ -63,7 +63,7 @@ async def stored(broker: Broker, topic: str = "orders") -> list[Record]:
 async def until(condition: Callable[[], Awaitable[bool]], within: float = 20.0) -> None:
     async with asyncio.timeout(within):
         # The database has no event to wait for.
-        while not await condition():  # noqa: ASYNC110
+        while not await condition():
             await asyncio.sleep(0.01)
 
 

@@ -28,12 +28,10 @@ _FRAME = RATE // 10
 
 def decode_pcm(file: BinaryIO, most_seconds: float) -> Iterator[bytes]:
     """Runs in the guarded child: 16 kHz mono 16-bit samples of the first audio stream."""
-    import av
-
     with open_container(NamelessFile(file)) as container:
         if not container.streams.audio:
             raise MediaError("no_audio", "It has no audio stream")
-        resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
+        resampler = _Resampler()
         pending, sent, bad = bytearray(), 0, 0
         stream = container.streams.audio[0]
         origin: float | None = None
@@ -55,14 +53,14 @@ def decode_pcm(file: BinaryIO, most_seconds: float) -> Iterator[bytes]:
                     hole = int((frame.time - origin) * RATE) - here
                     if _SHORTEST_HOLE < hole < _LONGEST_HOLE:
                         pending += bytes(2 * hole)
-                pending += _samples(resampler, frame)
+                pending += resampler.samples(frame)
                 if len(pending) >= _BLOCK_BYTES:
                     sent += len(pending) // 2
                     if sent > most_seconds * RATE:
                         raise MediaError("too_long", f"It is longer than {most_seconds:g} s")
                     yield bytes(pending)
                     pending.clear()
-        pending += _samples(resampler, None)
+        pending += resampler.samples(None)
         if not sent and not pending:
             raise MediaError("malformed", "None of its audio can be decoded")
         yield bytes(pending)
@@ -78,8 +76,32 @@ def _packets(container: Any, stream: Any) -> Iterator[Any]:
         return
 
 
-def _samples(resampler: Any, frame: Any) -> bytes:
-    return b"".join(bytes(out.planes[0])[: 2 * out.samples] for out in resampler.resample(frame))
+class _Resampler:
+    """Any sound to 16 kHz mono, also when it changes its kind on the way."""
+
+    def __init__(self) -> None:
+        self._kind: Any = None
+        self._inner = self._fresh()
+
+    def samples(self, frame: Any) -> bytes:
+        """What has come out so far; None asks for the rest."""
+        rest = b""
+        if frame is not None:
+            kind = (frame.format.name, frame.layout.name, frame.sample_rate)
+            if self._kind not in (None, kind):
+                rest, self._inner = self._out(None), self._fresh()
+            self._kind = kind
+        return rest + self._out(frame)
+
+    def _out(self, frame: Any) -> bytes:
+        frames = self._inner.resample(frame)
+        return b"".join(bytes(out.planes[0])[: 2 * out.samples] for out in frames)
+
+    @staticmethod
+    def _fresh() -> Any:
+        import av
+
+        return av.AudioResampler(format="s16", layout="mono", rate=RATE)
 
 
 def windows(
@@ -92,6 +114,8 @@ def windows(
     buffer = np.zeros(most, np.float32)
     filled = start = 0
     for block in blocks:
+        if len(block) % 2:
+            raise MediaError("crashed", "The decoder sent half a sample")
         fresh = np.frombuffer(block, np.dtype("<i2"))
         while len(fresh):
             count = min(len(fresh), most - filled)
@@ -117,8 +141,8 @@ def quietest(samples: Samples, after: int) -> int:
     return after + int(np.argmin(np.square(frames).mean(axis=1))) * _FRAME + _FRAME // 2
 
 
-def is_silent(samples: Samples, level: float = 0.002) -> bool:
-    """No tenth of a second is louder than `level` (-54 dB of full scale)."""
+def is_silent(samples: Samples, level: float = 0.001) -> bool:
+    """No tenth of a second is louder than `level` (-60 dB of full scale)."""
     import numpy as np
 
     padded = samples[: len(samples) // _FRAME * _FRAME].reshape(-1, _FRAME)

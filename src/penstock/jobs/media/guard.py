@@ -12,30 +12,22 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import signal
-import socket
-import stat
-import subprocess
-import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
+from penstock.jobs.media.children import Child, monotonic, open_regular
 from penstock.jobs.media.errors import MediaError
 from penstock.jobs.media.guarded_child import (
     DATA,
     ERROR,
     FRAME,
-    HEADER,
-    HELLO,
-    REQUEST,
     RESULT,
     Failure,
     Limits,
@@ -45,136 +37,16 @@ from penstock.jobs.media.guarded_child import (
 T = TypeVar("T")
 Media = Path | str | int | None
 
-_BOOT = (
-    "import sys; n = int(sys.argv.pop(1)); sys.path[:] = sys.argv[1:]; "
-    "from penstock.jobs.media.guarded_child import main; main(n)"
-)
-_START_SECONDS = 30.0
-# Signals by which a child's own limits end it.
-_OUT_OF_TIME = {signal.SIGXCPU, signal.SIGALRM}
-
-
-def open_regular(path: Path | str) -> int:
-    """A read-only descriptor of a regular file; never blocks on a pipe or touches a device."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise MediaError("not_found", "There is no such file") from None
-        raise MediaError("forbidden", "The file cannot be opened") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise MediaError("forbidden", "Only regular files are read")
-    return descriptor
-
-
-class _Child:
-    """One warm process and the socket to it. Not thread-safe, but `kill`, which any may call."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._socket = ours
-        self.jobs = 0
-        try:
-            with theirs:
-                paths = [path or str(Path.cwd()) for path in sys.path]
-                self._process = subprocess.Popen(  # noqa: S603
-                    [sys.executable, "-IBc", _BOOT, str(theirs.fileno()), *paths],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    env={},
-                    cwd="/",
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            raise _unavailable() from error
-        try:
-            kind, _ = self.receive(_monotonic() + _START_SECONDS, 0)
-        except MediaError:
-            self.kill()
-            raise _unavailable() from None
-        if kind != HELLO:
-            self.kill()
-            raise _unavailable()
-
-    def ask(self, request: Request, descriptor: int | None) -> None:
-        body = msgspec.json.encode(request)
-        self._socket.settimeout(_START_SECONDS)
-        self.jobs += 1
-        try:
-            head = REQUEST.pack(len(body))
-            socket.send_fds(self._socket, [head], [] if descriptor is None else [descriptor])
-            self._socket.sendall(body)
-        except OSError:
-            raise self._died() from None
-
-    def receive(self, deadline: float, most: int) -> tuple[bytes, bytearray]:
-        kind, size = HEADER.unpack(self._exactly(HEADER.size, deadline))
-        if size > most:
-            raise MediaError("crashed", "The child sent more than it may")
-        return kind, self._exactly(size, deadline)
-
-    def _exactly(self, size: int, deadline: float) -> bytearray:
-        body = bytearray(size)
-        view, got = memoryview(body), 0
-        while got < size:
-            left = deadline - _monotonic()
-            if left <= 0:
-                raise _timeout()
-            try:
-                self._socket.settimeout(left)
-                count = self._socket.recv_into(view[got:])
-            except TimeoutError:
-                raise _timeout() from None
-            except OSError:
-                count = 0
-            if not count:
-                raise self._died()
-            got += count
-        return body
-
-    def _died(self) -> MediaError:
-        try:
-            status = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            return MediaError("crashed", "The child closed its socket")
-        if -status in _OUT_OF_TIME:
-            return _timeout()
-        if -status == signal.SIGKILL:
-            # Most likely the kernel was short of memory, which need not be this file's fault.
-            return MediaError("out_of_memory", "The child was killed", permanent=False)
-        return MediaError("crashed", f"The child ended with status {status}")
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._socket.close()
-
-    def abort(self) -> None:
-        """From another thread: end the process; its reader sees the end and cleans up."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def forget(self) -> None:
-        """After a fork: the process is somebody else's, our copy of the socket is not needed."""
-        self._socket.close()
-        self._process.returncode = 0
-
 
 class _Job:
     """One call on its way; `abort` ends it from another thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._aborted = False
 
-    def begin(self, child: _Child) -> bool:
+    def begin(self, child: Child) -> bool:
         with self._lock:
             self._child = child
             return not self._aborted
@@ -190,6 +62,20 @@ class _Job:
                 self._child.abort()
 
 
+class _Lent:
+    """A child in use. It goes back to the pool only when it is known to be well."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.healthy = False
+
+    def failure(self, body: bytearray) -> MediaError:
+        told: Failure = _decode(body, Failure)
+        # An orderly refusal says nothing bad about the child; memory run out may.
+        self.healthy = told.reason != "out_of_memory"
+        return MediaError(told.reason, told.message[:200], permanent=told.permanent)
+
+
 class GuardPool:
     """Warm children for guarded calls.
 
@@ -200,7 +86,7 @@ class GuardPool:
     def __init__(self, size: int = 2, *, jobs_per_child: int = 500) -> None:
         self._size = size
         self._jobs_per_child = jobs_per_child
-        self._idle: list[_Child] = []
+        self._idle: list[Child] = []
         self._reset()
         _pools.add(self)
 
@@ -254,22 +140,17 @@ class GuardPool:
     ) -> Iterator[bytearray]:
         """The blocks of a generator function. The child waits while nobody takes the next one."""
         limits = limits or Limits()
-        child = self._take()
-        done = False
-        try:
-            _ask(child, function, args, media, limits, stream=True)
-            while not done:
-                kind, body = child.receive(_monotonic() + limits.seconds, FRAME)
+        with _opened(media) as file, self._child() as lent:
+            lent.child.ask(_request(function, args, file, limits, stream=True), file)
+            while True:
+                kind, body = lent.child.receive(monotonic() + limits.seconds, FRAME)
                 if kind == DATA:
                     yield body
-                elif kind == ERROR:
-                    error = _failure(body)
-                    done = error.reason != "out_of_memory"
-                    raise error
-                else:
-                    done = True
-        finally:
-            self._give_back(child, healthy=done)
+                    continue
+                if kind == ERROR:
+                    raise lent.failure(body)
+                lent.healthy = kind == RESULT
+                return
 
     def close(self) -> None:
         """End the idle children. The pool can be used again."""
@@ -290,34 +171,37 @@ class GuardPool:
         limits: Limits,
     ) -> T:
         kind = get_type_hints(function)["return"]
-        child = self._take()
-        healthy = False
-        try:
-            if not job.begin(child):
-                raise MediaError("cancelled", permanent=False)
-            deadline = _monotonic() + limits.seconds
-            _ask(child, function, args, media, limits, stream=False)
-            tag, body = child.receive(deadline, max(limits.output_bytes, FRAME))
+        with _opened(media) as file, self._child(job) as lent:
+            deadline = monotonic() + limits.seconds
+            lent.child.ask(_request(function, args, file, limits, stream=False), file)
+            tag, body = lent.child.receive(deadline, max(limits.output_bytes, FRAME))
             if tag == ERROR:
-                error = _failure(body)
-                healthy = error.reason != "out_of_memory"
-                raise error
+                raise lent.failure(body)
             if tag != RESULT:
                 raise MediaError("crashed", "The child spoke out of turn")
             result: T = _decode(body, kind)
-            healthy = True
+            lent.healthy = True
             return result
-        finally:
-            job.end()
-            self._give_back(child, healthy=healthy)
 
-    def _take(self) -> _Child:
+    @contextmanager
+    def _child(self, job: _Job | None = None) -> Iterator[_Lent]:
+        lent = _Lent(self._take())
+        try:
+            if job is not None and not job.begin(lent.child):
+                raise MediaError("cancelled", permanent=False)
+            yield lent
+        finally:
+            if job is not None:
+                job.end()
+            self._give_back(lent.child, healthy=lent.healthy)
+
+    def _take(self) -> Child:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return _Child()
+        return Child()
 
-    def _give_back(self, child: _Child, *, healthy: bool) -> None:
+    def _give_back(self, child: Child, *, healthy: bool) -> None:
         if healthy and child.jobs < self._jobs_per_child:
             with self._lock:
                 if len(self._idle) < self._size:
@@ -332,16 +216,15 @@ class GuardPool:
             return self._threads
 
 
-def _ask(
-    child: _Child,
+def _request(
     function: Callable[..., Any],
     args: tuple[Any, ...],
-    media: Media,
+    media: int | None,
     limits: Limits,
     *,
     stream: bool,
-) -> None:
-    request = Request(
+) -> Request:
+    return Request(
         module=function.__module__,
         function=function.__qualname__,
         args=list(args),
@@ -349,19 +232,19 @@ def _ask(
         stream=stream,
         media=media is not None,
     )
+
+
+@contextmanager
+def _opened(media: Media) -> Iterator[int | None]:
+    """A descriptor of the media, before a child is taken for it."""
     if media is None or isinstance(media, int):
-        child.ask(request, media)
+        yield media
         return
     descriptor = open_regular(media)
     try:
-        child.ask(request, descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _failure(body: bytearray) -> MediaError:
-    told: Failure = _decode(body, Failure)
-    return MediaError(told.reason, told.message[:200], permanent=told.permanent)
 
 
 def _decode(body: bytearray, kind: Any) -> Any:
@@ -370,19 +253,6 @@ def _decode(body: bytearray, kind: Any) -> Any:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # A value outside what its type allows: absurd media, or a child gone wrong.
         raise MediaError("malformed", "It gives values that cannot be") from None
-
-
-def _monotonic() -> float:
-    # Not the loop's clock: this runs in threads, and the child's time is real.
-    return time.monotonic()
-
-
-def _timeout() -> MediaError:
-    return MediaError("timeout", "It took longer than its limit", permanent=False)
-
-
-def _unavailable() -> MediaError:
-    return MediaError("guard_unavailable", "A guarded process did not start", permanent=False)
 
 
 _pools: weakref.WeakSet[GuardPool] = weakref.WeakSet()

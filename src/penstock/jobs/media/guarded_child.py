@@ -1,13 +1,12 @@
 """The process in which bytes of strangers are read.
 
-It has no environment, no network where the kernel lets us say so, no files but the ones handed to
-it, and limits on memory, processor time and output. It serves one job at a time from the socket it
-was given, and ends when that socket closes.
+It has no environment, no files but the ones handed to it, no network where the kernel lets us say
+so (`confine.py`), and limits on memory, processor time and output. It serves one job at a time from
+the socket it was given, and ends when that socket closes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import importlib
 import os
@@ -22,6 +21,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from penstock.jobs.media.confine import confine, limit
 from penstock.jobs.media.errors import MediaError, Reason
 
 HELLO, DATA, RESULT, ERROR = b"h", b"d", b"r", b"e"
@@ -29,14 +29,8 @@ HEADER = struct.Struct("!cI")
 REQUEST = struct.Struct("!I")
 FRAME = 64 * 1024
 
-_CLONE_NEWUSER = 0x10000000
-_CLONE_NEWNET = 0x40000000
-_PR_SET_DUMPABLE = 4
-_PR_SET_NO_NEW_PRIVS = 38
-
 # Libraries and thread stacks reserve address space they never touch; this much is let be.
 _ADDRESS_SPACE_SLACK = 2 << 30
-_OPEN_FILES = 64
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +75,7 @@ class _Channel:
 
 
 def main(descriptor: int) -> None:
-    _isolate()
+    confine()
     connection = socket.socket(fileno=descriptor)
     channel = _Channel(connection)
     # A parent that dies is noticed: reading ends, writing fails.
@@ -154,31 +148,11 @@ def _receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
     return msgspec.json.decode(body, type=Request), descriptors
 
 
-def _isolate() -> None:
-    """Before any thread starts: the kernel refuses a new user namespace later."""
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
-            libc.unshare(_CLONE_NEWNET)
-        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _set(resource.RLIMIT_CORE, 0, hard=True)
-    _set(resource.RLIMIT_FSIZE, 0, hard=True)
-    _set(resource.RLIMIT_NOFILE, _OPEN_FILES, hard=True)
-
-
 def _limit(limits: Limits) -> None:
-    _set(resource.RLIMIT_DATA, limits.memory_bytes)
-    _set(resource.RLIMIT_AS, limits.memory_bytes + _ADDRESS_SPACE_SLACK)
+    limit(resource.RLIMIT_DATA, limits.memory_bytes)
+    limit(resource.RLIMIT_AS, limits.memory_bytes + _ADDRESS_SPACE_SLACK)
     allowed = limits.seconds if limits.cpu_seconds is None else limits.cpu_seconds
-    _set(resource.RLIMIT_CPU, int(time.process_time() + allowed) + 2)
-
-
-def _set(kind: int, value: int, *, hard: bool = False) -> None:
-    _, ceiling = resource.getrlimit(kind)
-    if ceiling != resource.RLIM_INFINITY:
-        value = min(value, ceiling)
-    resource.setrlimit(kind, (value, value if hard else ceiling))
+    limit(resource.RLIMIT_CPU, int(time.process_time() + allowed) + 2)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import ssl
 import stat
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
@@ -27,6 +27,7 @@ MOST_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PIECE = 1 << 20
 _LONGEST_REFERENCE = 2048
+_MOST_ADDRESSES = 4
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -67,14 +68,28 @@ class MediaSource:
         kind, place = self.parse(reference)
         if kind == "file":
             descriptor = await asyncio.to_thread(self._open_file, place)
-            try:
+            with _closing(descriptor):
                 yield _path_of(descriptor)
-            finally:
-                os.close(descriptor)
             return
-        with tempfile.NamedTemporaryFile(prefix="penstock-media-", dir=self._folder) as file:
+        with self._temporary() as file:
             await self._download(httpx.URL(place), file)
             yield Path(file.name)
+
+    @contextmanager
+    def open_blocking(self, reference: str) -> Iterator[Path]:
+        """`open` for callers without an event loop, such as a Spark task."""
+        kind, place = self.parse(reference)
+        if kind == "file":
+            descriptor = self._open_file(place)
+            with _closing(descriptor):
+                yield _path_of(descriptor)
+            return
+        with self._temporary() as file:
+            asyncio.run(self._download(httpx.URL(place), file))
+            yield Path(file.name)
+
+    def _temporary(self) -> IO[bytes]:
+        return tempfile.NamedTemporaryFile(prefix="penstock-media-", dir=self._folder)
 
     def parse(self, reference: str) -> tuple[str, str]:
         """("file" or "web", where), without touching either; MediaError when it is neither."""
@@ -146,13 +161,10 @@ class MediaSource:
             raise MediaError("network", text, permanent=False) from None
 
     async def _follow(self, url: httpx.URL, file: IO[bytes]) -> None:
-        limits = httpx.Timeout(min(30.0, self._timeout))
-        async with httpx.AsyncClient(
-            trust_env=False, follow_redirects=False, timeout=limits, verify=self._verify
-        ) as client:
+        # The transport rather than a client: a client follows, decodes, and logs whole addresses.
+        async with httpx.AsyncHTTPTransport(verify=self._verify, trust_env=False) as transport:
             for _ in range(MOST_REDIRECTS + 1):
-                request = await self._request(client, url)
-                response = await client.send(request, stream=True)
+                response = await self._get(transport, url)
                 try:
                     if response.status_code not in _REDIRECTS:
                         await self._save(response, file)
@@ -162,33 +174,41 @@ class MediaSource:
                     await response.aclose()
         raise MediaError("forbidden", f"More than {MOST_REDIRECTS} redirects")
 
-    async def _request(self, client: httpx.AsyncClient, url: httpx.URL) -> httpx.Request:
-        """To the very address that was checked, with the name where names belong."""
+    async def _get(self, transport: httpx.AsyncHTTPTransport, url: httpx.URL) -> httpx.Response:
+        """To the very addresses that were checked, with the name where names belong."""
         self._check_url(url)
-        address = await self._address(url)
-        return client.build_request(
-            "GET",
-            url.copy_with(host=address, fragment=None),
-            headers={
-                "Host": url.netloc.decode("ascii"),
-                "Accept-Encoding": "identity",
-                "User-Agent": "penstock",
-            },
-            extensions={"sni_hostname": url.raw_host.decode("ascii")},
-        )
+        addresses = await self._addresses(url)
+        for address in addresses[:_MOST_ADDRESSES]:
+            request = httpx.Request(
+                "GET",
+                url.copy_with(host=address, fragment=None),
+                headers={
+                    "Host": url.netloc.decode("ascii"),
+                    "Accept": "*/*",
+                    "Accept-Encoding": "identity",
+                    "User-Agent": "penstock",
+                },
+                extensions={
+                    "sni_hostname": url.raw_host.decode("ascii"),
+                    "timeout": httpx.Timeout(min(30.0, self._timeout)).as_dict(),
+                },
+            )
+            with suppress(httpx.ConnectError, httpx.ConnectTimeout):
+                return await transport.handle_async_request(request)
+        raise MediaError("network", "The host cannot be connected to", permanent=False)
 
-    async def _address(self, url: httpx.URL) -> str:
+    async def _addresses(self, url: httpx.URL) -> list[str]:
         port = url.port or _PORTS[url.scheme]
         try:
             found = await self._resolver(url.raw_host.decode("ascii"), port)
         except (OSError, UnicodeError):
-            raise MediaError("network", "The host has no address", permanent=False) from None
+            found = []
         if not found:
             raise MediaError("network", "The host has no address", permanent=False)
         # One private address among public ones is refused too: it would be a coin toss.
         if not all(is_allowed(a, allow_loopback=self._allow_loopback) for a in found):
             raise MediaError("forbidden", "The host has an address that is not public")
-        return found[0]
+        return found
 
     def _next(self, url: httpx.URL, response: httpx.Response) -> httpx.URL:
         target = response.headers.get("location", "")
@@ -258,6 +278,14 @@ def _status_error(status: int) -> MediaError:
     if status in (408, 425, 429) or status >= 500:
         return MediaError("unavailable", f"The server answered {status}", permanent=False)
     return MediaError("unavailable", f"The server answered {status}")
+
+
+@contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _path_of(descriptor: int) -> Path:

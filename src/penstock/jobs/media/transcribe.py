@@ -18,6 +18,8 @@ from penstock.jobs.media.guard import GuardPool, Limits, stream_guarded
 DECODING = Limits(seconds=60, cpu_seconds=1800, memory_bytes=512 << 20)
 # Text that repeats itself this much is the model going in circles, not somebody talking.
 _REPETITIVE = 2.4
+# The decoder keeps the limit itself, block by block; this is for one that does not.
+_SLACK = 60.0
 
 
 class Segment(Struct, frozen=True):
@@ -101,6 +103,8 @@ class Transcriber:
                     found, language = self._window(samples, start / RATE, language, stop)
                     segments += found
                 done = start + len(samples)
+                if done > (self._most_seconds + _SLACK) * RATE:
+                    raise MediaError("too_long", f"It is longer than {self._most_seconds:g} s")
                 if on_progress is not None:
                     on_progress(done / RATE)
         return Transcript(
@@ -113,12 +117,15 @@ class Transcriber:
     def _window(
         self, samples: Any, offset: float, language: str | None, stop: Callable[[], bool]
     ) -> tuple[list[Segment], str | None]:
+        clips = spoken(samples)
+        if not clips:
+            return [], language
         pieces, about = self._whisper.transcribe(
             samples,
             language=language,
             beam_size=self._beam_size,
-            vad_filter=True,
-            vad_parameters={"min_silence_duration_ms": 500},
+            # Each stretch of speech is decoded by itself, so that its times are its own.
+            clip_timestamps=clips,
             # Each window stands alone, and a second try at another temperature is the last:
             # garbage costs at most twice what speech does.
             condition_on_previous_text=False,
@@ -152,6 +159,14 @@ class Transcriber:
         except (RuntimeError, ValueError, OSError) as error:
             text = f"The weights in {folder} do not load: {type(error).__name__}"
             raise MediaError("configuration", text) from error
+
+
+def spoken(samples: Any) -> list[float]:
+    """Start and end, start and end… of speech, in seconds. Pauses under two belong to it."""
+    from faster_whisper.vad import get_speech_timestamps  # type: ignore[import-untyped]
+
+    found = get_speech_timestamps(samples, min_silence_duration_ms=2000, min_speech_duration_ms=100)
+    return [each[side] / RATE for each in found for side in ("start", "end")]
 
 
 def weights(model: str) -> Path:

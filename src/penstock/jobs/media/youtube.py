@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -141,9 +142,10 @@ class YouTubeClient:
     ) -> None:
         if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
             raise MediaError("configuration", "The YouTube API key is missing or damaged")
+        self._timeout = timeout
         self._client = httpx.AsyncClient(
             base_url=base_url.rstrip("/") + "/",
-            headers={"X-Goog-Api-Key": api_key},
+            headers={"X-Goog-Api-Key": api_key, "Accept-Encoding": "identity"},
             timeout=timeout,
             trust_env=False,
             follow_redirects=False,
@@ -177,15 +179,18 @@ class YouTubeClient:
 
     async def _get(self, path: str, parameters: dict[str, str]) -> tuple[int, httpx.Headers, bytes]:
         try:
-            async with self._client.stream("GET", path, params=parameters) as response:
+            async with (
+                asyncio.timeout(self._timeout),
+                self._client.stream("GET", path, params=parameters) as response,
+            ):
                 body = b""
-                async for piece in response.aiter_bytes():
+                async for piece in response.aiter_raw():
                     body += piece
                     if len(body) > _LARGEST_ANSWER:
                         text = "YouTube's answer is too large"
                         raise MediaError("unavailable", text, permanent=False)
                 return response.status_code, response.headers, body
-        except httpx.TimeoutException:
+        except (TimeoutError, httpx.TimeoutException):
             text = "YouTube did not answer in time"
             raise MediaError("timeout", text, permanent=False, retry_after=_WAIT_SERVER) from None
         except httpx.HTTPError as error:
