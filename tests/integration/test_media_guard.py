@@ -53,6 +53,23 @@ def test_a_child_is_retired_after_its_jobs():
     assert pids[0] == pids[1] != pids[2] == pids[3]
 
 
+def test_a_child_finds_modules_where_its_parent_does(pool, tmp_path, monkeypatch):
+    (tmp_path / "a_module_of_the_folder.py").write_text("def answer() -> int:\n    return 42\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])
+    import a_module_of_the_folder
+
+    assert pool.run_blocking(a_module_of_the_folder.answer) == 42
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/none"])
+def test_a_child_that_does_not_start_is_not_the_files_fault(pool, program, monkeypatch):
+    monkeypatch.setattr(sys, "executable", program)
+    with pytest.raises(MediaError) as caught:
+        pool.run_blocking(bad.own_pid)
+    assert (caught.value.reason, caught.value.retryable) == ("guard_unavailable", True)
+
+
 @pytest.mark.parametrize(
     ("function", "expected"),
     [

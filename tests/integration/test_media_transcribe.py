@@ -1,7 +1,9 @@
 """Speech becomes the words that were said, whatever the length and the wrapping."""
 
+import asyncio
 import socket
 import threading
+import time
 import wave
 
 import numpy as np
@@ -67,11 +69,11 @@ def test_silence_has_no_words_and_costs_no_model(tmp_path):
 @pytest.mark.parametrize("kind", ["noise", "tone", "clicks"])
 def test_garbage_does_not_run_away(kind, transcriber, tmp_path):
     chance = np.random.default_rng(1)
-    time = np.arange(40 * RATE) / RATE
+    moments = np.arange(40 * RATE) / RATE
     sound = {
-        "noise": chance.normal(0, 8000, len(time)),
-        "tone": 20_000 * np.sin(2 * np.pi * 440 * time),
-        "clicks": np.where(np.arange(len(time)) % 4000 == 0, 30_000, 0),
+        "noise": chance.normal(0, 8000, len(moments)),
+        "tone": 20_000 * np.sin(2 * np.pi * 440 * moments),
+        "clicks": np.where(np.arange(len(moments)) % 4000 == 0, 30_000, 0),
     }[kind]
     path = write(tmp_path / "garbage.wav", np.clip(sound, -32768, 32767))
     assert len(transcriber.transcribe(path).text) < 400
@@ -83,6 +85,47 @@ def test_asking_to_stop_ends_it_between_pieces(transcriber, tmp_path):
     with pytest.raises(MediaError) as caught:
         transcriber.transcribe(path, on_progress=done.append, should_stop=lambda: len(done) == 2)
     assert (caught.value.reason, caught.value.retryable, len(done)) == ("cancelled", True, 2)
+
+
+@pytest.mark.real_time
+async def test_a_coroutine_transcribes_too(transcriber):
+    done = []
+    heard = await transcriber.transcribe_async(FOLDER / "garden.ogg", on_progress=done.append)
+    assert "garden" in heard.text and done
+
+
+@pytest.mark.real_time
+async def test_cancelling_a_coroutine_ends_the_work(tmp_path):
+    transcriber = Transcriber()
+    transcriber._whisper = object()
+    loop, begun, done = asyncio.get_running_loop(), asyncio.Event(), []
+
+    def progress(seconds):
+        done.append(seconds)
+        loop.call_soon_threadsafe(begun.set)
+        time.sleep(0.05)
+
+    path = write(tmp_path / "long.wav", np.zeros(1200 * RATE))
+    task = asyncio.create_task(transcriber.transcribe_async(path, on_progress=progress))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert 1 <= len(done) < 20
+
+
+def test_a_model_that_fails_is_tried_again_later():
+    transcriber = Transcriber()
+    transcriber._whisper = object()
+    with pytest.raises(MediaError) as caught:
+        transcriber.transcribe(FOLDER / "garden.ogg")
+    assert (caught.value.reason, caught.value.retryable) == ("unavailable", True)
+
+
+@pytest.mark.parametrize("language", ["de", "klingon"])
+def test_a_language_the_model_does_not_know_is_a_configuration_error(language):
+    with pytest.raises(MediaError, match="configuration"):
+        Transcriber(language=language).load()
 
 
 def test_what_is_longer_than_allowed_is_refused(tmp_path):

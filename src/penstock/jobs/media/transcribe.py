@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -100,7 +101,7 @@ class Transcriber:
                 if stop():
                     raise _cancelled()
                 if not is_silent(samples):
-                    found, language = self._window(samples, start / RATE, language, stop)
+                    found, language = self._heard(samples, start / RATE, language, stop)
                     segments += found
                 done = start + len(samples)
                 if done > (self._most_seconds + _SLACK) * RATE:
@@ -113,6 +114,38 @@ class Transcriber:
             segments=tuple(segments),
             model=Path(self.model).name,
         )
+
+    async def transcribe_async(
+        self, path: Path | str | int, *, on_progress: Callable[[float], None] | None = None
+    ) -> Transcript:
+        """`transcribe` in a thread, which also calls `on_progress`.
+
+        Cancelling asks it to stop and waits until it has, so that the file can be let go of.
+        """
+        stop = threading.Event()
+        work = asyncio.ensure_future(
+            asyncio.to_thread(
+                self.transcribe, path, on_progress=on_progress, should_stop=stop.is_set
+            )
+        )
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([work])
+            work.cancelled() or work.exception()
+            raise
+
+    def _heard(
+        self, samples: Any, offset: float, language: str | None, stop: Callable[[], bool]
+    ) -> tuple[list[Segment], str | None]:
+        try:
+            return self._window(samples, offset, language, stop)
+        except MediaError:
+            raise
+        except Exception as error:
+            text = f"The model failed ({type(error).__name__})"
+            raise MediaError("unavailable", text, permanent=False) from error
 
     def _window(
         self, samples: Any, offset: float, language: str | None, stop: Callable[[], bool]
@@ -149,7 +182,7 @@ class Transcriber:
         except ImportError:
             raise MediaError("configuration", "Install penstock[media] to transcribe") from None
         try:
-            return WhisperModel(
+            loaded = WhisperModel(
                 str(folder),
                 device=self._device,
                 compute_type=self._compute_type,
@@ -159,6 +192,10 @@ class Transcriber:
         except (RuntimeError, ValueError, OSError) as error:
             text = f"The weights in {folder} do not load: {type(error).__name__}"
             raise MediaError("configuration", text) from error
+        if self.language not in (None, *loaded.supported_languages):
+            text = f"{self.model} does not know the language {self.language!r}"
+            raise MediaError("configuration", text)
+        return loaded
 
 
 def spoken(samples: Any) -> list[float]:
