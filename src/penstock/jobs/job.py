@@ -290,8 +290,8 @@ def at_stage(job: ProcessingJob, stage: JobStage, info: Info | None = None) -> P
             f"become {', '.join(sorted(_TRANSITIONS[job.stage])) or 'nothing else'}"
         )
     run = job.run + 1 if stage is JobStage.QUEUED else job.run
-    changed = {"stage": stage, "run": run} | ({} if info is None else {"info": info})
-    return replace(job, **changed)
+    again = stage is JobStage.QUEUED
+    return replace(job, stage=stage, run=run, info=None if again else info or job.info)
 
 
 def is_news(run: int, stage: JobStage, known_run: int, known_stage: JobStage) -> bool:

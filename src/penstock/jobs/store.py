@@ -7,7 +7,6 @@ committed together: a sync to disk costs the same for one as for fifty.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,10 +14,11 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -29,14 +29,15 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     delete,
     insert,
     select,
     tuple_,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Row
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
@@ -53,17 +54,17 @@ from penstock.jobs.job import (
     ProcessingJob,
     TranscriptComplete,
     YouTubeJob,
+    at_stage,
     now,
 )
 from penstock.jobs.stage import Done
+from penstock.jobs.together import Together
 from penstock.transactional import Database
 
 T = TypeVar("T")
-Operation: TypeAlias = Callable[[AsyncConnection], Awaitable[T]]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_PAGE = 200
-_MOST_TOGETHER = 200
 
 metadata = MetaData()
 
@@ -176,12 +177,32 @@ def standing(job: ProcessingJob, record: JobRecord | None) -> Standing:
     return Standing.DONE if kept.stage.rank > job.stage.rank else Standing.UNKNOWN
 
 
+class Step(Struct, frozen=True, kw_only=True):
+    """A step to be taken: the job goes from the stage it is at to `to`."""
+
+    job: ProcessingJob
+    to: JobStage
+    done: Done = Done()
+    reason: str | None = None
+    attempts: int = 0
+
+
+class NewJob(Struct, frozen=True, kw_only=True):
+    """A job to be kept. `request` is a digest of what was asked for."""
+
+    job: ProcessingJob
+    source: str
+    title: str | None = None
+    request: str | None = None
+
+
 class ProcessingJobStore:
     """Jobs and their texts in a database. Enter it to create the tables."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._writer = _Writer(database)
+        self._reads = Together(self._get_many)
+        self._steps = Together(self._take_in_a_transaction)
 
     async def __aenter__(self) -> Self:
         await self.database.create_tables(metadata)
@@ -193,22 +214,27 @@ class ProcessingJobStore:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._writer.aclose()
-
-    async def write(self, operation: Operation[T]) -> T:
-        """Run a change in a transaction, perhaps together with others that wait. It may run
-        twice, so it must do nothing but talk to the database."""
-        return await self._writer.write(operation)
+        await self._reads.aclose()
+        await self._steps.aclose()
 
     # Reading.
 
     async def get(self, job_id: str) -> JobRecord | None:
-        async with self.database.transaction(reading=True) as connection:
-            return await self._get(connection, job_id)
+        return await self._reads.do(job_id)
 
-    async def _get(self, connection: AsyncConnection, job_id: str) -> JobRecord | None:
-        row = (await connection.execute(select(jobs).where(jobs.c.job_id == job_id))).first()
-        return _record(row) if row is not None else None
+    async def _get_many(self, job_ids: Sequence[str]) -> Sequence[JobRecord | None]:
+        async with self.database.transaction(reading=True) as connection:
+            found = await self.find(connection, job_ids)
+        return [found.get(job_id) for job_id in job_ids]
+
+    async def find(
+        self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
+    ) -> dict[str, JobRecord]:
+        """Those that are there; locked, nobody else changes them before the transaction ends."""
+        query = select(jobs).where(jobs.c.job_id.in_(set(job_ids)))
+        if lock and connection.dialect.name == "postgresql":
+            query = query.order_by(jobs.c.job_id).with_for_update()
+        return {row.job_id: _record(row) for row in await connection.execute(query)}
 
     async def text(self, job_id: str) -> stages.Text | None:
         async with self.database.transaction(reading=True) as connection:
@@ -241,129 +267,81 @@ class ProcessingJobStore:
         following = _cursor(rows[limit - 1]) if len(rows) > limit else None
         return page, following
 
-    # Changing. Each takes a connection in a transaction, see `write`.
+    # Changing.
 
     async def create(
-        self,
-        connection: AsyncConnection,
-        job: ProcessingJob,
-        source: str,
-        *,
-        title: str | None = None,
-        request: str | None = None,
-    ) -> tuple[JobRecord, bool]:
-        """Keep a new job; a job with this id that exists is returned instead, and False.
+        self, connection: AsyncConnection, new: Sequence[NewJob]
+    ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
+        """Keep new jobs, in the transaction of `connection`.
 
-        `request` is a digest of what was asked for: the same id with another one is refused.
+        A job whose id exists is answered with what is kept, and False; when that was asked for by
+        somebody else or differently, with an error.
         """
-        kept = await self._get(connection, job.job_id)
-        if kept is None:
-            at = _micros(job.created_at)
-            values = {
-                "job_id": job.job_id,
-                "user_id": job.user_id,
-                "media_type": job.media_type.value,
-                "media_id": job.media_id,
-                "source": source,
-                "video_id": job.video_id if isinstance(job, YouTubeJob) else None,
-                "stage": job.stage.value,
-                "run": job.run,
-                "version": 1,
-                "title": title,
-                "attempts": 0,
-                "segments": 0,
-                "characters": 0,
-                "correlation_id": job.correlation_id,
-                "traceparent": job.traceparent,
-                "request": request,
-                "created_us": at,
-                "updated_us": at,
-            }
-            row = (await connection.execute(insert(jobs).values(values).returning(jobs))).one()
-            return _record(row), True
-        if kept.job.user_id != job.user_id or kept.request != request:
-            raise AlreadyExistsError(
-                f"Job {job.job_id} exists and was asked for differently; use another key"
-            )
-        return kept, False
+        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+        await connection.execute(
+            dialect.insert(jobs).on_conflict_do_nothing(index_elements=["job_id"]),
+            [_new_row(one) for one in new],
+        )
+        kept = await self.find(connection, [one.job.job_id for one in new])
+        return [_created(one, kept[one.job.job_id]) for one in new]
 
-    async def advance(
-        self, connection: AsyncConnection, job: ProcessingJob, to: JobStage, done: Done
-    ) -> JobRecord | None:
-        """The job goes from its stage on to `to`; None when it is no longer where it was."""
-        changes: dict[str, Any] = {"reason": None}
-        if done.info is not None:
-            changes["info"] = msgspec.json.encode(done.info)
-        if done.title is not None:
-            changes["title"] = done.title[:500]
-        if done.text is not None:
-            changes["language"] = done.text.language
-            changes["segments"] = len(done.text.segments)
-            changes["characters"] = done.text.characters
-        record = await self._move(connection, job, to, changes)
-        if record is not None and done.text is not None:
-            await connection.execute(delete(texts).where(texts.c.job_id == job.job_id))
-            kept = {
-                "job_id": job.job_id,
-                "run": job.run,
-                "text": msgspec.json.encode(done.text),
-            }
-            await connection.execute(insert(texts).values(kept))
-        return record
-
-    async def fail(
-        self, connection: AsyncConnection, job: ProcessingJob, reason: str, attempts: int
-    ) -> JobRecord | None:
-        changes = {"reason": reason[:48], "attempts": attempts}
-        return await self._move(connection, job, JobStage.FAILED, changes)
-
-    async def cancel(self, connection: AsyncConnection, job: ProcessingJob) -> JobRecord | None:
-        return await self._move(connection, job, JobStage.CANCELLED, {})
-
-    async def retry(
-        self, connection: AsyncConnection, job: ProcessingJob, traceparent: str | None = None
-    ) -> JobRecord | None:
-        """Run it anew from the beginning."""
-        await connection.execute(delete(texts).where(texts.c.job_id == job.job_id))
-        changes = {
-            "run": job.run + 1,
-            "info": None,
-            "reason": None,
-            "attempts": 0,
-            "segments": 0,
-            "characters": 0,
-            "traceparent": traceparent,
-        }
-        return await self._move(connection, job, JobStage.QUEUED, changes)
-
-    async def _move(
-        self,
-        connection: AsyncConnection,
-        job: ProcessingJob,
-        to: JobStage,
-        changes: dict[str, Any],
-    ) -> JobRecord | None:
-        if not job.stage.may_become(to):
-            raise InvalidArgumentError(f"Job {job.job_id} is {job.stage} and cannot become {to}")
-        row = (
-            await connection.execute(
-                update(jobs)
-                .where(
-                    jobs.c.job_id == job.job_id,
-                    jobs.c.run == job.run,
-                    jobs.c.stage == job.stage.value,
+    async def take(
+        self, connection: AsyncConnection, steps: Sequence[Step]
+    ) -> Sequence[JobRecord | None]:
+        """Take steps, in the transaction of `connection`; None where a job is no longer where
+        its step begins."""
+        for step in steps:
+            if not step.job.stage.may_become(step.to):
+                raise InvalidArgumentError(
+                    f"Job {step.job.job_id} is {step.job.stage} and cannot become {step.to}"
                 )
-                .values(
-                    stage=to.value,
-                    previous=job.stage.value,
-                    version=jobs.c.version + 1,
-                    updated_us=_micros(now()),
-                    **changes,
-                )
-                .returning(jobs)
-            )
-        ).first()
-        return _record(row) if row is not None else None
+        kept = await self.find(connection, [step.job.job_id for step in steps], lock=True)
+        answers: list[JobRecord | None] = []
+        taken: list[tuple[Step, JobRecord]] = []
+        for step in steps:
+            record = kept.get(step.job.job_id)
+            at = (step.job.run, step.job.stage)
+            if record is None or (record.job.run, record.job.stage) != at:
+                answers.append(None)
+                continue
+            after = kept[step.job.job_id] = _after(record, step)
+            taken.append((step, after))
+            answers.append(after)
+        if taken:
+            await connection.execute(_CHANGE, [_changed_row(record) for _, record in taken])
+            await self._keep_texts(connection, [step for step, _ in taken])
+        return answers
+
+    async def _keep_texts(self, connection: AsyncConnection, taken: Sequence[Step]) -> None:
+        changed = [step for step in taken if step.done.text or step.to is JobStage.QUEUED]
+        if not changed:
+            return
+        ids = [step.job.job_id for step in changed]
+        await connection.execute(delete(texts).where(texts.c.job_id.in_(ids)))
+        rows = [
+            {
+                "job_id": step.job.job_id,
+                "run": step.job.run,
+                "text": msgspec.json.encode(step.done.text),
+            }
+            for step in changed
+            if step.done.text is not None
+        ]
+        if rows:
+            await connection.execute(insert(texts), rows)
+
+    async def advance(self, job: ProcessingJob, to: JobStage, done: Done) -> JobRecord | None:
+        """The job goes on to `to`; None when it is no longer where it was."""
+        return await self._steps.do(Step(job=job, to=to, done=done))
+
+    async def fail(self, job: ProcessingJob, reason: str, attempts: int) -> JobRecord | None:
+        return await self._steps.do(
+            Step(job=job, to=JobStage.FAILED, reason=reason, attempts=attempts)
+        )
+
+    async def _take_in_a_transaction(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
+        async with self.database.transaction() as connection:
+            return await self.take(connection, steps)
 
 
 def idempotent(
@@ -393,67 +371,91 @@ def idempotent(
     return wrap
 
 
-class _Writer:
-    """Runs changes that wait together in one transaction, in the order they came."""
+_CHANGED = (
+    *("stage", "previous", "run", "version", "info", "title", "reason", "attempts", "language"),
+    *("segments", "characters", "updated_us"),
+)
+_CHANGE = (
+    update(jobs)
+    .where(jobs.c.job_id == bindparam("id"))
+    .values({name: bindparam(f"new_{name}") for name in _CHANGED})
+)
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._waiting: list[tuple[Operation[Any], asyncio.Future[Any]]] = []
-        self._task: asyncio.Task[None] | None = None
 
-    async def write(self, operation: Operation[T]) -> T:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-        self._waiting.append((operation, answer))
-        if self._task is None:
-            # Owned here: it ends when nothing waits, or with `aclose`.
-            self._task = loop.create_task(self._run())
-        return await answer
+def _new_row(new: NewJob) -> dict[str, Any]:
+    job = new.job
+    return {
+        "job_id": job.job_id,
+        "user_id": job.user_id,
+        "media_type": job.media_type.value,
+        "media_id": job.media_id,
+        "source": new.source,
+        "video_id": job.video_id if isinstance(job, YouTubeJob) else None,
+        "stage": job.stage.value,
+        "run": job.run,
+        "version": 1,
+        "title": new.title,
+        "attempts": 0,
+        "segments": 0,
+        "characters": 0,
+        "correlation_id": job.correlation_id,
+        "traceparent": job.traceparent,
+        "request": new.request,
+        "created_us": _micros(job.created_at),
+        "updated_us": _micros(job.created_at),
+    }
 
-    async def aclose(self) -> None:
-        if self._task is not None:
-            await asyncio.wait({self._task})
 
-    async def _run(self) -> None:
-        try:
-            while self._waiting:
-                batch = [one for one in self._waiting[:_MOST_TOGETHER] if not one[1].done()]
-                del self._waiting[:_MOST_TOGETHER]
-                if not await self._together(batch):
-                    for operation, answer in batch:
-                        await self._alone(operation, answer)
-        finally:
-            self._task = None
+def _created(new: NewJob, kept: JobRecord) -> tuple[JobRecord, bool] | AlreadyExistsError:
+    # A media id is made for each request: it is ours if and only if the row is.
+    if kept.job.media_id == new.job.media_id:
+        return kept, True
+    if kept.job.user_id != new.job.user_id or kept.request != new.request:
+        return AlreadyExistsError(
+            f"Job {new.job.job_id} exists and was asked for differently; use another key"
+        )
+    return kept, False
 
-    async def _together(self, batch: list[tuple[Operation[Any], asyncio.Future[Any]]]) -> bool:
-        """False: nothing was changed, and each is to be run by itself to see which one failed."""
-        if len(batch) == 1:
-            return False
-        try:
-            async with self._database.transaction() as connection:
-                results = [await operation(connection) for operation, _ in batch]
-        except Exception:
-            return False
-        for (_, answer), result in zip(batch, results, strict=True):
-            if not answer.done():
-                answer.set_result(result)
-        return True
 
-    async def _alone(self, operation: Operation[Any], answer: asyncio.Future[Any]) -> None:
-        try:
-            try:
-                async with self._database.transaction() as connection:
-                    result = await operation(connection)
-            except IntegrityError:
-                # Another process wrote the same row first; now it can be seen.
-                async with self._database.transaction() as connection:
-                    result = await operation(connection)
-        except Exception as error:
-            if not answer.done():
-                answer.set_exception(error)
-        else:
-            if not answer.done():
-                answer.set_result(result)
+def _after(record: JobRecord, step: Step) -> JobRecord:
+    """What is kept of a job once a step is taken."""
+    done, again = step.done, step.to is JobStage.QUEUED
+    changes: dict[str, Any] = {
+        "job": at_stage(record.job, step.to, done.info),
+        "version": record.version + 1,
+        "previous": record.job.stage,
+        "updated_at": now(),
+        "reason": step.reason[:48] if step.reason else None,
+        "attempts": step.attempts,
+    }
+    if again:
+        changes |= {"language": None, "segments": 0, "characters": 0}
+    if done.title is not None:
+        changes["title"] = done.title[:500]
+    if done.text is not None:
+        changes["language"] = done.text.language
+        changes["segments"] = len(done.text.segments)
+        changes["characters"] = done.text.characters
+    return replace(record, **changes)
+
+
+def _changed_row(record: JobRecord) -> dict[str, Any]:
+    job = record.job
+    values = {
+        "stage": job.stage.value,
+        "previous": None if record.previous is None else record.previous.value,
+        "run": job.run,
+        "version": record.version,
+        "info": None if job.info is None else msgspec.json.encode(job.info),
+        "title": record.title,
+        "reason": record.reason,
+        "attempts": record.attempts,
+        "language": record.language,
+        "segments": record.segments,
+        "characters": record.characters,
+        "updated_us": _micros(record.updated_at),
+    }
+    return {"id": job.job_id} | {f"new_{name}": value for name, value in values.items()}
 
 
 def _record(row: Row[Any]) -> JobRecord:

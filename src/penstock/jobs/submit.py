@@ -7,13 +7,18 @@ together or not at all; a relay publishes them afterwards.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from penstock.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from penstock.jobs.client import messages_of
 from penstock.jobs.codec import without_input
 from penstock.jobs.job import (
@@ -28,8 +33,10 @@ from penstock.jobs.job import (
     video_id_of,
 )
 from penstock.jobs.settings import Topics
-from penstock.jobs.store import JobRecord, Operation, ProcessingJobStore
+from penstock.jobs.store import JobRecord, NewJob, ProcessingJobStore, Step
 from penstock.jobs.telemetry import span
+from penstock.jobs.together import Together
+from penstock.message import Draft
 from penstock.transactional import Outbox
 
 MAX_CLIENT_KEY = 200
@@ -52,6 +59,8 @@ class JobService:
         self._outbox = outbox
         self._topics = topics
         self._on_commit = on_commit
+        self._creating = Together(self._create)
+        self._stepping = Together(self._step)
 
     async def submit(
         self,
@@ -80,21 +89,27 @@ class JobService:
             job = _convert(fields, media_type)
             digest = hashlib.sha256(f"{media_type}\0{source}".encode()).hexdigest()
 
-            async def create(connection: AsyncConnection) -> tuple[JobRecord, bool]:
-                record, created = await self.store.create(
-                    connection,
-                    job,
-                    source,
+            answer = await self._creating.do(
+                NewJob(
+                    job=job,
+                    source=source,
                     title=None if title is None else title[:_MAX_TITLE],
                     request=digest,
                 )
-                if created:
-                    await self._say(connection, record)
-                return record, created
-
-            answer = await self.store.write(create)
+            )
+        if isinstance(answer, AlreadyExistsError):
+            raise answer
         self._on_commit()
         return answer
+
+    async def _create(
+        self, new: Sequence[NewJob]
+    ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
+        async with self.store.database.transaction() as connection:
+            answers = await self.store.create(connection, new)
+            made = [a[0] for a in answers if not isinstance(a, AlreadyExistsError) and a[1]]
+            await self._say(connection, made)
+        return answers
 
     async def cancel(self, job_id: str, user_id: str | None = None) -> JobRecord:
         """Stop a job that is under way; one that was cancelled stays so."""
@@ -116,25 +131,25 @@ class JobService:
                 raise FailedPreconditionError(
                     f"Job {job_id} is {record.job.stage} and cannot be {verb}"
                 )
-            changed = await self.store.write(self._changing(record.job, to))
+            changed = await self._stepping.do(Step(job=record.job, to=to))
             if changed is not None:
                 self._on_commit()
                 return changed
         raise FailedPreconditionError(f"Job {job_id} keeps changing; look at it and try again")
 
-    def _changing(self, job: ProcessingJob, to: JobStage) -> Operation[JobRecord | None]:
-        async def change(connection: AsyncConnection) -> JobRecord | None:
-            step = self.store.retry if to is JobStage.QUEUED else self.store.cancel
-            record = await step(connection, job)
-            if record is not None:
-                await self._say(connection, record)
-            return record
+    async def _step(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
+        async with self.store.database.transaction() as connection:
+            answers = await self.store.take(connection, steps)
+            await self._say(connection, [answer for answer in answers if answer is not None])
+        return answers
 
-        return change
-
-    async def _say(self, connection: AsyncConnection, record: JobRecord) -> None:
-        for topic, draft in messages_of(record, self._topics):
-            await self._outbox.add(connection, topic, [draft])
+    async def _say(self, connection: AsyncConnection, records: Sequence[JobRecord]) -> None:
+        said: dict[str, list[Draft]] = {}
+        for record in records:
+            for topic, draft in messages_of(record, self._topics):
+                said.setdefault(topic, []).append(draft)
+        for topic, drafts in said.items():
+            await self._outbox.add(connection, topic, drafts)
 
 
 def check_user_id(user_id: str) -> str:

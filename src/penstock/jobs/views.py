@@ -51,6 +51,7 @@ from penstock.jobs.job import (
     is_news,
 )
 from penstock.jobs.stage import Done
+from penstock.jobs.together import Together
 from penstock.transactional import Database
 
 _log = logging.getLogger("penstock.jobs")
@@ -368,8 +369,7 @@ class Projection:
             self._handle, decode_event, self._take, client.observer, name="projection"
         )
         self._watchers: set[Watcher] = set()
-        self._batch: list[tuple[JobEvent, asyncio.Future[None]]] = []
-        self._applying: asyncio.Task[None] | None = None
+        self._taking = Together(self._apply)
 
     async def __aenter__(self) -> Self:
         with suppress(AlreadyExistsError):
@@ -387,6 +387,7 @@ class Projection:
         for watcher in list(self._watchers):
             watcher.end()
         await self._subscriber.aclose()
+        await self._taking.aclose()
 
     async def rebuild(self) -> int:
         """Take in every event the topic holds; returns how many there were."""
@@ -418,34 +419,14 @@ class Projection:
         return Watcher(self._watchers, user_id, job_id)
 
     async def _take(self, event: JobEvent, _attempt: int) -> Done:
-        """Events that come together are applied together."""
-        loop = asyncio.get_running_loop()
-        applied: asyncio.Future[None] = loop.create_future()
-        self._batch.append((event, applied))
-        if self._applying is None:
-            # Owned here: it ends when nothing waits.
-            self._applying = loop.create_task(self._apply())
-        await applied
-        return Done()
+        return await self._taking.do(event)
 
-    async def _apply(self) -> None:
-        try:
-            while self._batch:
-                batch, self._batch = self._batch, []
-                try:
-                    changed = await self._views.apply([event for event, _ in batch])
-                except Exception as error:
-                    for _, applied in batch:
-                        if not applied.done():
-                            applied.set_exception(error)
-                    continue
-                for _, applied in batch:
-                    if not applied.done():
-                        applied.set_result(None)
-                for watcher in list(self._watchers):
-                    watcher.tell(changed)
-        finally:
-            self._applying = None
+    async def _apply(self, events: Sequence[JobEvent]) -> Sequence[Done]:
+        """Events that come together are applied together."""
+        changed = await self._views.apply(events)
+        for watcher in list(self._watchers):
+            watcher.tell(changed)
+        return [Done()] * len(events)
 
 
 class Watcher:

@@ -100,13 +100,9 @@ class StageWorker:
             case Retry():
                 return outcome
             case Done():
-                record = await store.write(
-                    lambda connection: store.advance(connection, job, self.stage.emits, outcome)
-                )
+                record = await store.advance(job, self.stage.emits, outcome)
             case Reject(reason):
-                record = await store.write(
-                    lambda connection: store.fail(connection, job, reason, attempt)
-                )
+                record = await store.fail(job, reason, attempt)
         # Somebody else may have been faster: then theirs is what there is to say.
         said = await self._say(record or await store.get(job.job_id))
         # A job that failed is dealt with; one that was given up is kept as a dead letter, too.
