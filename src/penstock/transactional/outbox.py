@@ -27,7 +27,9 @@ from sqlalchemy import (
     delete,
     func,
     literal_column,
+    or_,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -82,11 +84,17 @@ def _index(name: str, *columns: Any, only: Any) -> Index:
     return Index(full, *columns, sqlite_where=only, postgresql_where=only)
 
 
-_keyless = and_(is_pending, table.c.ordering_key.is_(None))
-_keyed = and_(is_pending, table.c.ordering_key.is_not(None))
-_index("keyless", table.c.id, only=_keyless)
-_index("keyed", table.c.id, only=_keyed)
-_index("keys", table.c.topic, table.c.ordering_key, table.c.id, only=_keyed)
+is_keyless = and_(is_pending, table.c.ordering_key.is_(None))
+is_keyed = and_(is_pending, table.c.ordering_key.is_not(None))
+_index("keyless", table.c.id, only=is_keyless)
+_index("keyed", table.c.id, only=is_keyed)
+# Claimed, or waiting for another attempt: or it was, for zero is written only at the end.
+was_held = or_(table.c.lease_until > text("0"), table.c.next_attempt_at > text("0"))
+_index(
+    "held",
+    *(table.c.topic, table.c.ordering_key, table.c.lease_until, table.c.next_attempt_at),
+    only=and_(is_keyed, was_held),
+)
 _index("claims", table.c.claimed_by, table.c.fence, only=is_pending)
 _index("published", table.c.published_at, only=in_state(PUBLISHED))
 _index("dead", table.c.id, only=in_state(DEAD))
