@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.servers import PostgresServer
+
 from benchmarks.measure import Figures, Row, Stopwatch, interleaved, table
 from penstock import Draft, PubSub
 from penstock.transactional import Database, Outbox, Relay
-from tests.servers import PostgresServer
 
 PAYLOAD = bytes(256)
 BATCH = 500

@@ -28,8 +28,8 @@ from sqlalchemy import (
     func,
     literal_column,
     null,
-    or_,
     select,
+    union_all,
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -44,7 +44,8 @@ from penstock.transactional.outbox import (
     is_keyless,
     is_pending,
     table,
-    was_held,
+    was_claimed,
+    was_delayed,
 )
 
 _KEYS_LOCK = 0x70656E73746F636C
@@ -147,7 +148,7 @@ class Claims:
                     query = _free_keyless(batch, without)
                     choice.consider((await connection.execute(query)).all())
                 if choice.ids:
-                    return await self._take(connection, choice.ids, keyed)
+                    return await self._take(connection, list(choice.ids), keyed)
         return None
 
     async def _choose_keyed(
@@ -251,16 +252,14 @@ def _free_keyless(batch: int, without: Collection[str]) -> Any:
 def _free_keyed(batch: int, without: Collection[str], full: Collection[str]) -> Any:
     """Rows of keys of which none is claimed or waits for another attempt."""
     now = database_time()
-    held = (
-        select(_key)
-        .where(is_keyed, was_held, or_(c.lease_until > now, c.next_attempt_at > now))
-        # Without statistics SQLite would read all that is pending.
-        .with_hint(table, "INDEXED BY penstock_outbox_held", "sqlite")
+    held = union_all(
+        select(_key).where(was_claimed, c.lease_until > now).correlate(None),
+        select(_key).where(was_delayed, c.next_attempt_at > now).correlate(None),
     )
     return (
         select(c.id, func.length(c.data), _key)
         .where(is_keyed, c.topic.not_in(list(without)))
-        .where(_key.not_in(held.correlate(None)), _key.not_in(list(full)))
+        .where(_key.not_in(held), _key.not_in(list(full)))
         .order_by(c.id)
         .limit(batch)
     )
@@ -270,7 +269,7 @@ class _Choice:
     """The rows to claim, chosen in order: within the bytes, and of one key no more than a run."""
 
     def __init__(self, batch: int, max_bytes: int) -> None:
-        self.ids: list[int] = []
+        self.ids: dict[int, None] = {}
         self.full: set[str] = set()
         """Keys that have their run."""
         self.ended = False
@@ -282,6 +281,8 @@ class _Choice:
         # Fewer than were asked for: there are no more.
         self.ended = len(free) < self._batch
         for row, size, key in free:
+            if row in self.ids:
+                continue
             if key is not None:
                 run = self._runs.get(key, 0)
                 if run == _LONGEST_RUN:
@@ -292,7 +293,7 @@ class _Choice:
             if len(self.ids) == self._batch or (self._room < 0 and self.ids):
                 self.ended = True
                 return
-            self.ids.append(row)
+            self.ids[row] = None
 
 
 def _claimed(row: Any) -> Claimed:

@@ -27,7 +27,6 @@ from sqlalchemy import (
     delete,
     func,
     literal_column,
-    or_,
     select,
     text,
     update,
@@ -88,13 +87,11 @@ is_keyless = and_(is_pending, table.c.ordering_key.is_(None))
 is_keyed = and_(is_pending, table.c.ordering_key.is_not(None))
 _index("keyless", table.c.id, only=is_keyless)
 _index("keyed", table.c.id, only=is_keyed)
-# Claimed, or waiting for another attempt: or it was, for zero is written only at the end.
-was_held = or_(table.c.lease_until > text("0"), table.c.next_attempt_at > text("0"))
-_index(
-    "held",
-    *(table.c.topic, table.c.ordering_key, table.c.lease_until, table.c.next_attempt_at),
-    only=and_(is_keyed, was_held),
-)
+# Rows that never were are not in these, which are therefore small.
+was_claimed = and_(is_keyed, table.c.lease_until > text("0"))
+was_delayed = and_(is_keyed, table.c.next_attempt_at > text("0"))
+_index("claimed", table.c.lease_until, only=was_claimed)
+_index("delayed", table.c.next_attempt_at, only=was_delayed)
 _index("claims", table.c.claimed_by, table.c.fence, only=is_pending)
 _index("published", table.c.published_at, only=in_state(PUBLISHED))
 _index("dead", table.c.id, only=in_state(DEAD))
