@@ -181,7 +181,8 @@ class Database:
             yield
             return
         try:
-            await asyncio.wait_for(self._turn.acquire(), self._busy_timeout)
+            async with asyncio.timeout(self._busy_timeout):
+                await self._turn.acquire()
         except TimeoutError:
             raise UnavailableError(
                 f"Another transaction of this process kept the database ({self.place}) for more "
