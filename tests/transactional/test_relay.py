@@ -14,7 +14,7 @@ from penstock.message import Draft, PublishFault
 from penstock.testing.waiting import eventually
 from penstock.transactional import Database, Outbox, Relay
 from penstock.transactional.claims import Claims, Outcomes
-from penstock.transactional.outbox import table
+from penstock.transactional.table import table
 from tests.transactional.scenes import drafts, ids, outbox_on, until
 
 pytestmark = pytest.mark.real_time

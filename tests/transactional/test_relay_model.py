@@ -12,7 +12,7 @@ from penstock import Backoff, errors
 from penstock.brokers.memory import MemoryBroker
 from penstock.clock import Clock
 from penstock.message import Draft, PublishFault
-from penstock.transactional.outbox import table
+from penstock.transactional.table import table
 from tests.transactional.scenes import outbox_on
 
 FAULTS = [None, None, None, errors.ResourceExhaustedError, errors.InvalidArgumentError]

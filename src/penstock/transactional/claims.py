@@ -37,7 +37,7 @@ from sqlalchemy.types import TypeEngine
 
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
-from penstock.transactional.outbox import (
+from penstock.transactional.table import (
     DEAD,
     PUBLISHED,
     is_keyed,
