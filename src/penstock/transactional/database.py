@@ -90,6 +90,7 @@ class Database:
 
     async def __aenter__(self) -> Self:
         try:
+            await self._look()
             await self.ping()
         except BaseException:
             await self.aclose()
@@ -167,6 +168,19 @@ class Database:
         engine, self._made = self._made, None
         if engine is not None:
             await engine.dispose()
+
+    async def _look(self) -> None:
+        """Fail here if the file cannot be opened: a failed attempt of aiosqlite leaves a thread
+        that speaks up later, perhaps to a loop that is closed by then."""
+        path = self._url.database
+        if self.dialect != "sqlite" or _in_memory(self._url) or not path or self._url.query:
+            return
+        try:
+            await asyncio.to_thread(lambda: sqlite3.connect(path).close())
+        except sqlite3.OperationalError as error:
+            raise UnavailableError(
+                f"Cannot use the database ({self.place}): {error}; is its folder there, and ours?"
+            ) from None
 
     def _engine(self) -> AsyncEngine:
         if self._closed:
