@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-import nkeys
+import nkeys  # type: ignore[import-untyped]
 import psycopg
 
 from penstock.brokers.nats import server
@@ -170,7 +170,7 @@ def _new_key(prefix: int) -> nkeys.KeyPair:
 
 
 def _public(key: nkeys.KeyPair) -> str:
-    return key.public_key.decode()
+    return str(key.public_key.decode())
 
 
 def _token(issuer: nkeys.KeyPair, subject: nkeys.KeyPair, kind: str, claims: dict[str, Any]) -> str:

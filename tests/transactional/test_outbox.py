@@ -7,7 +7,7 @@ from sqlalchemy import select, update
 
 from penstock import Draft, Expect, errors
 from penstock.transactional import Outbox
-from penstock.transactional.outbox import table
+from penstock.transactional.table import table
 from tests.transactional.scenes import drafts, ids, outbox_on
 
 pytestmark = pytest.mark.real_time
@@ -45,10 +45,20 @@ async def test_every_draft_gets_an_id_that_is_the_messages(url):
         assert ids(await scene.stored()) == list(given)
 
 
+async def test_many_and_large_messages_are_added_in_order(url):
+    async with outbox_on(url) as scene, scene.relay():
+        large = [Draft.of(bytes([n]) * 5 * 2**20, message_id=f"large-{n}") for n in range(4)]
+        await scene.add(*drafts(2500), *large)
+        await scene.drained()
+        arrived = await scene.stored()
+        assert ids(arrived) == [f"m-{n}" for n in range(2500)] + [f"large-{n}" for n in range(4)]
+        assert [record.data for record in arrived[2500:]] == [draft.data for draft in large]
+
+
 async def test_adding_a_message_again_changes_nothing(url):
     async with outbox_on(url) as scene:
         first = Draft.of(b"first", message_id="same")
-        await scene.add(first)
+        await scene.add(first, first)
         await scene.add(Draft.of(b"second", message_id="same"), Draft.of(b"other"))
         await scene.add(first, topic="another")
         assert await scene.outbox.pending() == 3

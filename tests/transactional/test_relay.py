@@ -14,7 +14,7 @@ from penstock.message import Draft, PublishFault
 from penstock.testing.waiting import eventually
 from penstock.transactional import Database, Outbox, Relay
 from penstock.transactional.claims import Claims, Outcomes
-from penstock.transactional.outbox import table
+from penstock.transactional.table import table
 from tests.transactional.scenes import drafts, ids, outbox_on, until
 
 pytestmark = pytest.mark.real_time
@@ -410,11 +410,14 @@ async def test_a_claim_takes_no_more_bytes_than_it_may_but_always_one_row(url):
         assert [await relay.step() for _ in range(5)] == [2, 2, 1, 1, 0]
 
 
-async def test_a_long_run_of_one_key_does_not_fill_a_claim(url):
+@pytest.mark.parametrize("batch", [60, 500])
+async def test_a_long_run_of_one_key_does_not_hold_up_the_others(url, batch):
     async with outbox_on(url) as scene:
-        await scene.add(*drafts(120, "hot"), *drafts(2, "cold"))
-        relay = scene.relay(batch=500)
-        assert await relay.step() == 52
+        await scene.add(*drafts(3, "warm"), *drafts(120, "hot"), *drafts(2, "cold"))
+        relay = scene.relay(batch=batch)
+        assert await relay.step() == 55
+        arrived = ids(await scene.stored())
+        assert {"warm-2", "cold-1"} < set(arrived) and len(arrived) == 55
         async with relay:
             await scene.drained()
         hot = [i for i in ids(await scene.stored()) if i.startswith("hot")]

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from penstock import Draft
-from penstock.transactional.outbox import table
+from penstock.transactional.table import table
 from tests.servers import NatsServer
 from tests.transactional.relaying import LEASE
 from tests.transactional.scenes import drafts, ids, outbox_on, until

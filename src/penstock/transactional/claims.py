@@ -25,10 +25,11 @@ from sqlalchemy import (
     and_,
     bindparam,
     column,
-    exists,
     func,
-    or_,
+    literal_column,
+    null,
     select,
+    union_all,
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -36,13 +37,26 @@ from sqlalchemy.types import TypeEngine
 
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
-from penstock.transactional.outbox import DEAD, PENDING, PUBLISHED, in_state, is_pending, table
+from penstock.transactional.table import (
+    DEAD,
+    PUBLISHED,
+    is_keyed,
+    is_keyless,
+    is_pending,
+    table,
+    was_claimed,
+    was_delayed,
+)
 
 _KEYS_LOCK = 0x70656E73746F636C
 # One key goes out a message at a time; a longer run of it would hold up the rest of the claim.
 _LONGEST_RUN = 50
+_LOOKS = 3
 
 c = table.c
+# A topic's name has no slash. One text rather than two columns: SQLite would look for NULL in the
+# whole list for every row that is not in it.
+_key = c.topic + literal_column("'/'") + c.ordering_key
 
 
 class Claimed(msgspec.Struct, frozen=True, gc=False):
@@ -126,14 +140,26 @@ class Claims:
         """Up to `batch` rows of `max_bytes` together (or one), of topics not in `without`."""
         async with self._database.transaction() as connection:
             for keyed in (keyed_first, not keyed_first):
+                choice = _Choice(batch, max_bytes)
                 if keyed:
                     await self._database.lock(connection, _KEYS_LOCK)
-                query = _free_keyed(batch, without) if keyed else _free_keyless(batch, without)
-                free = (await connection.execute(query)).all()
-                ids = _chosen(free, max_bytes)
-                if ids:
-                    return await self._take(connection, ids, keyed)
+                    await self._choose_keyed(connection, choice, batch, without)
+                else:
+                    query = _free_keyless(batch, without)
+                    choice.consider((await connection.execute(query)).all())
+                if choice.ids:
+                    return await self._take(connection, list(choice.ids), keyed)
         return None
+
+    async def _choose_keyed(
+        self, connection: AsyncConnection, choice: _Choice, batch: int, without: Collection[str]
+    ) -> None:
+        """Look past keys with many rows, so that they do not hold up the others."""
+        for _ in range(_LOOKS):
+            query = _free_keyed(batch, without, choice.full)
+            choice.consider((await connection.execute(query)).all())
+            if choice.ended or not choice.full:
+                return
 
     async def renew(self, claim: Claim) -> bool:
         """Ours for a whole lease again; False when it no longer was."""
@@ -214,8 +240,8 @@ class Claims:
 def _free_keyless(batch: int, without: Collection[str]) -> Any:
     now = database_time()
     return (
-        select(c.id, func.length(c.data), c.topic, c.ordering_key)
-        .where(is_pending, c.ordering_key.is_(None), c.topic.not_in(list(without)))
+        select(c.id, func.length(c.data), null())
+        .where(is_keyless, c.topic.not_in(list(without)))
         .where(c.next_attempt_at <= now, c.lease_until <= now)
         .order_by(c.id)
         .limit(batch)
@@ -223,39 +249,51 @@ def _free_keyless(batch: int, without: Collection[str]) -> Any:
     )
 
 
-def _free_keyed(batch: int, without: Collection[str]) -> Any:
+def _free_keyed(batch: int, without: Collection[str], full: Collection[str]) -> Any:
+    """Rows of keys of which none is claimed or waits for another attempt."""
     now = database_time()
-    other = table.alias("other").c
-    busy = exists().where(
-        in_state(PENDING, other.state),
-        other.topic == c.topic,
-        other.ordering_key == c.ordering_key,
-        or_(other.lease_until > now, other.next_attempt_at > now),
+    held = union_all(
+        select(_key).where(was_claimed, c.lease_until > now).correlate(None),
+        select(_key).where(was_delayed, c.next_attempt_at > now).correlate(None),
     )
     return (
-        select(c.id, func.length(c.data), c.topic, c.ordering_key)
-        .where(is_pending, c.ordering_key.is_not(None), c.topic.not_in(list(without)))
-        .where(~busy)
+        select(c.id, func.length(c.data), _key)
+        .where(is_keyed, c.topic.not_in(list(without)))
+        .where(_key.not_in(held), _key.not_in(list(full)))
         .order_by(c.id)
         .limit(batch)
     )
 
 
-def _chosen(free: Sequence[Any], max_bytes: int) -> list[int]:
-    """The ids to claim: within the bytes, and no more of one key than its run."""
-    ids: list[int] = []
-    room = max_bytes
-    runs: dict[tuple[str, str], int] = {}
-    for row, size, topic, key in free:
-        if key is not None:
-            runs[topic, key] = run = runs.get((topic, key), 0) + 1
-            if run > _LONGEST_RUN:
+class _Choice:
+    """The rows to claim, chosen in order: within the bytes, and of one key no more than a run."""
+
+    def __init__(self, batch: int, max_bytes: int) -> None:
+        self.ids: dict[int, None] = {}
+        self.full: set[str] = set()
+        """Keys that have their run."""
+        self.ended = False
+        self._batch = batch
+        self._room = max_bytes
+        self._runs: dict[str, int] = {}
+
+    def consider(self, free: Sequence[Any]) -> None:
+        # Fewer than were asked for: there are no more.
+        self.ended = len(free) < self._batch
+        for row, size, key in free:
+            if row in self.ids:
                 continue
-        room -= size
-        if room < 0 and ids:
-            break
-        ids.append(row)
-    return ids
+            if key is not None:
+                run = self._runs.get(key, 0)
+                if run == _LONGEST_RUN:
+                    self.full.add(key)
+                    continue
+                self._runs[key] = run + 1
+            self._room -= size
+            if len(self.ids) == self._batch or (self._room < 0 and self.ids):
+                self.ended = True
+                return
+            self.ids[row] = None
 
 
 def _claimed(row: Any) -> Claimed:

@@ -59,7 +59,8 @@ def _sqlite_time(*_: Any, **__: Any) -> str:
 
 @compiles(database_time, "postgresql")
 def _postgresql_time(*_: Any, **__: Any) -> str:
-    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+    # As a query of its own it is asked once a statement, not once a row, and indexes can be used.
+    return "(SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision))"
 
 
 class Database:
@@ -89,6 +90,7 @@ class Database:
 
     async def __aenter__(self) -> Self:
         try:
+            await self._look()
             await self.ping()
         except BaseException:
             await self.aclose()
@@ -167,6 +169,19 @@ class Database:
         if engine is not None:
             await engine.dispose()
 
+    async def _look(self) -> None:
+        """Fail here if the file cannot be opened: a failed attempt of aiosqlite leaves a thread
+        that speaks up later, perhaps to a loop that is closed by then."""
+        path = self._url.database
+        if self.dialect != "sqlite" or _in_memory(self._url) or not path or self._url.query:
+            return
+        try:
+            await asyncio.to_thread(lambda: sqlite3.connect(path).close())
+        except sqlite3.OperationalError as error:
+            raise UnavailableError(
+                f"Cannot use the database ({self.place}): {error}; is its folder there, and ours?"
+            ) from None
+
     def _engine(self) -> AsyncEngine:
         if self._closed:
             raise ClosedError(f"The database is closed ({self.place}); open it again")
@@ -180,7 +195,8 @@ class Database:
             yield
             return
         try:
-            await asyncio.wait_for(self._turn.acquire(), self._busy_timeout)
+            async with asyncio.timeout(self._busy_timeout):
+                await self._turn.acquire()
         except TimeoutError:
             raise UnavailableError(
                 f"Another transaction of this process kept the database ({self.place}) for more "

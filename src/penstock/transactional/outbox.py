@@ -6,31 +6,12 @@ A row is `pending` until a relay has published it, or `dead` when it never can b
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
-    ColumnElement,
-    Double,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    UniqueConstraint,
-    and_,
-    delete,
-    func,
-    literal_column,
-    select,
-    update,
-)
-from sqlalchemy.dialects import postgresql, sqlite
+import msgspec
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.broker import check_name
@@ -38,58 +19,21 @@ from penstock.errors import InvalidArgumentError
 from penstock.flow import check_whole
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
-
-metadata = MetaData()
-
-table = Table(
-    "penstock_outbox",
+from penstock.transactional.table import (
+    DEAD,
+    GIVEN,
+    INSERT,
+    INSERT_ARRAYS,
+    PENDING,
+    PUBLISHED,
+    in_state,
+    is_pending,
     metadata,
-    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    Column("topic", Text, nullable=False),
-    Column("message_id", Text, nullable=False),
-    Column("ordering_key", Text),
-    Column("subject", Text),
-    Column("data", LargeBinary, nullable=False),
-    Column("attributes", JSON, nullable=False),
-    Column("ttl", Double),
-    Column("created_at", Double, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("next_attempt_at", Double, nullable=False),
-    Column("claimed_by", Text),
-    Column("fence", BigInteger, nullable=False),
-    Column("lease_until", Double, nullable=False),
-    Column("last_error", Text),
-    Column("published_at", Double),
-    Column("sequence", BigInteger),
-    UniqueConstraint("topic", "message_id", name="penstock_outbox_message"),
+    table,
 )
 
-PENDING, PUBLISHED, DEAD = "pending", "published", "dead"
-
-
-def in_state(state: str, column: ColumnElement[str] = table.c.state) -> ColumnElement[bool]:
-    """Written out rather than passed along: else no planner would use the partial indexes."""
-    return column == literal_column(f"'{state}'")
-
-
-is_pending = in_state(PENDING)
-
-
-def _index(name: str, *columns: Any, only: Any) -> Index:
-    """A partial one: the published rows, which are most of the table, cost it nothing."""
-    full = f"penstock_outbox_{name}"
-    return Index(full, *columns, sqlite_where=only, postgresql_where=only)
-
-
-_keyless = and_(is_pending, table.c.ordering_key.is_(None))
-_keyed = and_(is_pending, table.c.ordering_key.is_not(None))
-_index("keyless", table.c.id, only=_keyless)
-_index("keyed", table.c.id, only=_keyed)
-_index("keys", table.c.topic, table.c.ordering_key, table.c.id, only=_keyed)
-_index("claims", table.c.claimed_by, table.c.fence, only=is_pending)
-_index("published", table.c.published_at, only=in_state(PUBLISHED))
-_index("dead", table.c.id, only=in_state(DEAD))
+_STATEMENT_ROWS = 1000
+_STATEMENT_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,34 +94,13 @@ class Outbox:
         """
         check_name("Topic", topic)
         checked = [_checked(draft) for draft in drafts]
-        if not checked:
-            return ()
-        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-        insert = dialect.insert(table).values(
-            created_at=database_time(),
-            state=PENDING,
-            attempts=0,
-            next_attempt_at=0.0,
-            fence=0,
-            lease_until=0.0,
-        )
-        insert = insert.on_conflict_do_nothing(index_elements=["topic", "message_id"])
-        await connection.execute(
-            # Asked to return something, SQLAlchemy inserts many rows a statement.
-            insert.returning(table.c.id),
-            [
-                {
-                    "topic": topic,
-                    "message_id": draft.message_id,
-                    "ordering_key": draft.ordering_key,
-                    "subject": draft.subject,
-                    "data": draft.data,
-                    "attributes": dict(draft.attributes),
-                    "ttl": draft.ttl,
-                }
-                for draft in checked
-            ],
-        )
+        for portion in _portions(checked):
+            rows = list(map(_row, portion))
+            if connection.dialect.name == "postgresql":
+                arrays = {name: [row[name] for row in rows] for name in GIVEN}
+                await connection.execute(INSERT_ARRAYS, {"of_topic": topic, **arrays})
+            else:
+                await connection.execute(INSERT, [{"of_topic": topic, **row} for row in rows])
         return tuple(str(draft.message_id) for draft in checked)
 
     async def pending(self) -> int:
@@ -287,3 +210,28 @@ def _checked(draft: Draft) -> Draft:
         ttl=draft.ttl,
         own_id=uuid.uuid4().hex,
     )
+
+
+def _portions(drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
+    """Of a size that one statement takes."""
+    portion: list[Draft] = []
+    size = 0
+    for draft in drafts:
+        if portion and (len(portion) == _STATEMENT_ROWS or size > _STATEMENT_BYTES):
+            yield portion
+            portion, size = [], 0
+        portion.append(draft)
+        size += len(draft.data)
+    if portion:
+        yield portion
+
+
+def _row(draft: Draft) -> dict[str, Any]:
+    return {
+        "message_id": draft.message_id,
+        "ordering_key": draft.ordering_key,
+        "subject": draft.subject,
+        "data": draft.data,
+        "attributes": msgspec.json.encode(draft.attributes).decode(),
+        "ttl": draft.ttl,
+    }

@@ -202,7 +202,8 @@ class Relay:
                 )
             if wait and not self._stopping:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wanted.wait(), wait)
+                    async with asyncio.timeout(wait):
+                        await self._wanted.wait()
 
     async def _publish_and_renew(self, claim: Claim, outcomes: Outcomes, began: float) -> None:
         done = asyncio.Event()
@@ -220,7 +221,8 @@ class Relay:
         loop = asyncio.get_running_loop()
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(done.wait(), self._lease / 3)
+                async with asyncio.timeout(self._lease / 3):
+                    await done.wait()
                 return
             began = loop.time()
             try:
