@@ -1,8 +1,11 @@
 """Async tests run in virtual time unless they ask for real time."""
 
 import inspect
+from collections.abc import Iterator
 
 import pytest
+
+from tests.servers import PostgresServer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -10,3 +13,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_async = isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj)
         if is_async and not item.get_closest_marker("real_time"):
             item.add_marker("virtual_time")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server for all tests; each asks it for a database of its own."""
+    with PostgresServer() as server:
+        yield server

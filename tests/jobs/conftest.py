@@ -1,24 +1,15 @@
 """Flows run on every pair of a broker and a database that users will choose."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.jobs.scenes import Place
-from tests.servers import PostgresServer
-
-
-@pytest.fixture(scope="session")
-def job_postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request, tmp_path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
-    return request.getfixturevalue("job_postgres").new_database()
+    return request.getfixturevalue("postgres").new_database()
 
 
 @pytest.fixture(params=["memory+sqlite", "jetstream+sqlite", "jetstream+postgresql"])
@@ -28,7 +19,7 @@ def place(request, tmp_path) -> Place:
     if database == "sqlite":
         address = f"sqlite:///{tmp_path}/jobs.db"
     else:
-        address = request.getfixturevalue("job_postgres").new_database()
+        address = request.getfixturevalue("postgres").new_database()
     url = "memory://" if broker == "memory" else f"local://{tmp_path}/broker"
     return Place(url, address)
 

@@ -281,7 +281,7 @@ async def test_a_job_whose_result_was_kept_but_not_said_is_said_when_its_message
         record = await scene.submit()
         store = scene.system.store
         done = Done(info=INFO)
-        await store.write(lambda c: store.advance(c, record.job, JobStage.METADATA_READY, done))
+        await store.advance(record.job, JobStage.METADATA_READY, done)
         async with scene.working():
             assert (await scene.ended(record.job.job_id)).stage is COMPLETE
         assert scene.calls[f"metadata {record.job.job_id}"] == 0

@@ -17,6 +17,7 @@ from penstock.jobs import (
     idempotent,
 )
 from penstock.jobs.job import new_job_id, new_media_id, now
+from penstock.jobs.store import NewJob, Step
 from penstock.transactional import Database
 from tests.jobs.samples import JOBS
 from tests.jobs.scenes import INFO, TEXT
@@ -41,11 +42,26 @@ def new_job(**more):
 
 
 async def create(store, job, source="a.wav", **more):
-    return await store.write(lambda connection: store.create(connection, job, source, **more))
+    async with store.database.transaction() as connection:
+        (answer,) = await store.create(connection, [NewJob(job=job, source=source, **more)])
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def asked_again(job, **more):
+    """The same job as another request would make it."""
+    return msgspec.structs.replace(job, media_id=new_media_id(), **more)
+
+
+async def take(store, job, to):
+    async with store.database.transaction() as connection:
+        (answer,) = await store.take(connection, [Step(job=job, to=to)])
+    return answer
 
 
 async def advance(store, job, to, done=Done(info=INFO)):  # noqa: B008
-    return await store.write(lambda connection: store.advance(connection, job, to, done))
+    return await store.advance(job, to, done)
 
 
 async def test_a_job_is_kept_as_it_is(database_url):
@@ -65,8 +81,7 @@ async def test_req_1_7_creating_a_job_twice_creates_it_once(database_url):
     async with store_on(database_url) as store:
         job = new_job()
         first, created = await create(store, job, request="digest")
-        again = msgspec.structs.replace(job, media_id=new_media_id())
-        second, created_again = await create(store, again, request="digest")
+        second, created_again = await create(store, asked_again(job), request="digest")
         assert (created, created_again) == (True, False)
         assert second == first
 
@@ -76,19 +91,19 @@ async def test_the_same_id_for_something_else_is_refused(database_url):
         job = new_job()
         await create(store, job, request="digest")
         with pytest.raises(AlreadyExistsError):
-            await create(store, job, request="another")
+            await create(store, asked_again(job), request="another")
         with pytest.raises(AlreadyExistsError):
-            await create(store, msgspec.structs.replace(job, user_id="user-2"), request="digest")
+            await create(store, asked_again(job, user_id="user-2"), request="digest")
 
 
 async def test_many_who_create_the_same_job_at_once_create_it_once(database_url):
     async with store_on(database_url) as one, store_on(database_url) as other:
         job = new_job()
         answers = await asyncio.gather(
-            *(create(store, job, request="d") for store in (one, other) * 10)
+            *(create(store, asked_again(job), request="d") for store in (one, other) * 10)
         )
         assert sum(created for _, created in answers) == 1
-        assert len({record.version for record, _ in answers}) == 1
+        assert len({record.job.media_id for record, _ in answers}) == 1
 
 
 async def test_a_step_is_taken_once(database_url):
@@ -108,8 +123,9 @@ async def test_a_step_of_a_run_that_is_over_changes_nothing(database_url):
     async with store_on(database_url) as store:
         job = new_job()
         await create(store, job)
-        failed = await store.write(lambda c: store.fail(c, job, "malformed", 2))
-        again = await store.write(lambda c: store.retry(c, failed.job))
+        failed = await store.fail(job, "malformed", 2)
+        assert (failed.reason, failed.attempts) == ("malformed", 2)
+        again = await take(store, failed.job, JobStage.QUEUED)
         assert (again.job.run, again.job.stage, again.reason) == (2, JobStage.QUEUED, None)
         assert await advance(store, job, JobStage.METADATA_READY) is None
         assert (await store.get(job.job_id)) == again
@@ -136,33 +152,29 @@ async def test_a_transcript_is_kept_with_the_step_that_completes_the_job(databas
         assert await store.text(job.job_id) == TEXT
 
 
-async def test_one_change_that_fails_does_not_take_others_along(database_url):
+async def test_steps_of_many_jobs_are_taken_together_each_for_itself(database_url):
     async with store_on(database_url) as store:
-        good = [new_job() for _ in range(5)]
-
-        async def broken(_):
-            raise ZeroDivisionError
-
+        made = [new_job() for _ in range(30)]
+        for job in made[:20]:
+            await create(store, job)
         answers = await asyncio.gather(
-            *(create(store, job) for job in good[:3]),
-            store.write(broken),
-            *(create(store, job) for job in good[3:]),
-            return_exceptions=True,
+            *(store.fail(job, f"reason-{n}", n) for n, job in enumerate(made))
         )
-        assert isinstance(answers.pop(3), ZeroDivisionError)
-        assert all(created for _, created in answers)
-        assert [(await store.get(job.job_id)) is not None for job in good] == [True] * 5
+        assert [answer is not None for answer in answers] == [True] * 20 + [False] * 10
+        for number, job in enumerate(made[:20]):
+            kept = await store.get(job.job_id)
+            assert (kept.reason, kept.attempts) == (f"reason-{number}", number)
 
 
-async def test_a_caller_who_is_cancelled_leaves_the_others_alone(database_url):
+async def test_a_retried_job_has_no_text(database_url):
     async with store_on(database_url) as store:
-        jobs = [new_job() for _ in range(6)]
-        tasks = [asyncio.ensure_future(create(store, job)) for job in jobs]
-        await asyncio.sleep(0)
-        tasks[2].cancel()
-        answers = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(answers.pop(2), asyncio.CancelledError)
-        assert all(created for _, created in answers)
+        job = new_job()
+        await create(store, job)
+        ready = await advance(store, job, JobStage.METADATA_READY)
+        cancelled = await take(store, ready.job, JobStage.CANCELLED)
+        again = await take(store, cancelled.job, JobStage.QUEUED)
+        assert (again.job.info, again.job.run) == (None, 2)
+        assert await store.text(job.job_id) is None
 
 
 async def test_lists_are_paged(database_url):

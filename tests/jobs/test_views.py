@@ -104,7 +104,7 @@ def keep(request, tmp_path):
             return
         url = f"sqlite:///{tmp_path}/views.db"
         if request.param == "postgresql":
-            url = request.getfixturevalue("job_postgres").new_database()
+            url = request.getfixturevalue("postgres").new_database()
         async with Database(url) as database, SqlJobViews(database) as views:
             yield views
 

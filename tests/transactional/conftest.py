@@ -1,16 +1,6 @@
 """Everything here runs on SQLite and on PostgreSQL."""
 
-from collections.abc import Iterator
-
 import pytest
-
-from tests.servers import PostgresServer
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

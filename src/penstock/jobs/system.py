@@ -7,10 +7,13 @@ of it, as `penstock jobs serve --workers` does, or each may do one.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from penstock.errors import PenstockError
 from penstock.jobs.client import PubSubClient
 from penstock.jobs.settings import JobSettings, StageSettings
 from penstock.jobs.stage import Stage
@@ -21,6 +24,11 @@ from penstock.jobs.views import JobViews, Projection, SqlJobViews, Views
 from penstock.jobs.worker import StageWorker
 from penstock.pubsub import PubSub
 from penstock.transactional import Database, Outbox, Relay
+
+_log = logging.getLogger("penstock.jobs")
+# A client that asks again with its key is answered from the jobs; messages need not be kept long.
+_REMEMBERED = 7 * 86_400.0
+_CLEAN_EVERY = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +65,7 @@ class JobSystem:
             await stack.enter_async_context(projection)
             relay = Relay(self.database, self.pubsub, outbox=outbox)
             await stack.enter_async_context(relay)
+            await stack.enter_async_context(_cleaning(outbox))
             service = JobService(self.store, outbox, self.settings.topics, on_commit=relay.wake)
             yield Ingestion(
                 service=service, views=views, projection=projection, relay=relay, outbox=outbox
@@ -69,6 +78,26 @@ class JobSystem:
     def stage_settings(self, name: str) -> StageSettings:
         stages = self.settings.stages
         return stages.metadata if name == "metadata" else stages.transcription
+
+
+@asynccontextmanager
+async def _cleaning(outbox: Outbox) -> AsyncIterator[None]:
+    """Forget messages that were published long ago, now and then."""
+
+    async def clean() -> None:
+        while True:
+            try:
+                await outbox.clean(_REMEMBERED)
+            except PenstockError as error:
+                _log.warning("The outbox could not be cleaned: %s", error)
+            await asyncio.sleep(_CLEAN_EVERY)
+
+    cleaner = asyncio.get_running_loop().create_task(clean())
+    try:
+        yield
+    finally:
+        cleaner.cancel()
+        await asyncio.wait({cleaner})
 
 
 @asynccontextmanager
