@@ -13,6 +13,7 @@ import secrets
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, ClassVar, TypeAlias
+from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -258,21 +259,38 @@ def opaque_user_id(name: str, secret: bytes = b"") -> str:
 
 def video_id_of(text: str) -> str:
     """The id in the address of a YouTube video, or the id itself."""
-    found = _VIDEO.fullmatch(text.strip())
-    if found is None:
-        raise InvalidArgumentError(
-            "That is not a YouTube video: give its address, such as "
-            "https://www.youtube.com/watch?v=…, or its id of 11 characters"
-        )
-    return str(found["id"])
+    if _VIDEO_ID.fullmatch(text):
+        return text
+    try:
+        parts = urlsplit(text)
+        host, port, path = parts.hostname or "", parts.port, parts.path.strip("/").split("/")
+    except ValueError:
+        raise _not_a_video() from None
+    if parts.scheme not in ("http", "https") or parts.username is not None or port is not None:
+        raise _not_a_video()
+    found = ""
+    if host == "youtu.be" and len(path) == 1:
+        found = path[0]
+    elif host in _VIDEO_HOSTS and path == ["watch"]:
+        values = parse_qs(parts.query).get("v", [])
+        found = values[0] if len(values) == 1 else ""
+    elif host in _VIDEO_HOSTS and len(path) == 2 and path[0] in _VIDEO_PATHS:
+        found = path[1]
+    if not _VIDEO_ID.fullmatch(found):
+        raise _not_a_video()
+    return found
 
 
-_VIDEO = re.compile(
-    r"(?:https?://(?:(?:www\.|m\.|music\.)?youtube(?:-nocookie)?\.com/"
-    r"(?:watch\?(?:[\w%.~=-]*&)*?v=|(?:shorts|embed|live|v)/)|youtu\.be/))?"
-    r"(?P<id>[A-Za-z0-9_-]{11})(?:[?&#/][^\s]*)?",
-    re.ASCII,
-)
+_VIDEO_ID = re.compile(r"[A-Za-z0-9_-]{11}")
+_VIDEO_HOSTS = frozenset({"youtube.com", "www.youtube.com", "m.youtube.com", "music.youtube.com"})
+_VIDEO_PATHS = frozenset({"shorts", "embed", "live", "v"})
+
+
+def _not_a_video() -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "That is not a YouTube video: give its address, such as "
+        "https://www.youtube.com/watch?v=…, or its id of 11 characters"
+    )
 
 
 def now() -> datetime:

@@ -12,7 +12,6 @@ with metadata and the reason `no_recording`.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -217,18 +216,7 @@ async def _document_text(job: DocumentJob, reference: str, path: Path) -> Done:
 
 
 async def _transcribed(transcriber: Transcriber, path: Path) -> Text:
-    """In a thread, which stops between pieces when the handler is cancelled."""
-    stop = threading.Event()
-    work = asyncio.ensure_future(
-        asyncio.to_thread(transcriber.transcribe, path, should_stop=stop.is_set)
-    )
-    try:
-        found = await asyncio.shield(work)
-    except asyncio.CancelledError:
-        stop.set()
-        # The media must stay open until the thread has let go of it.
-        await asyncio.wait({work})
-        raise
+    found = await transcriber.transcribe_async(path)
     return Text(
         segments=[Segment(s.start, s.end, s.text) for s in found.segments],
         language=found.language.lower()[:48],

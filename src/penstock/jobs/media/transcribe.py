@@ -17,8 +17,9 @@ from penstock.jobs.media.guard import GuardPool, Limits, stream_guarded
 
 # `seconds` is the wait for the next block; the processor time is enough for a day of audio.
 DECODING = Limits(seconds=60, cpu_seconds=1800, memory_bytes=512 << 20)
-# Text that repeats itself this much is the model going in circles, not somebody talking.
-_REPETITIVE = 2.4
+# Text that repeats itself this much is the model going in circles, not somebody talking: a sentence
+# said five times in a row compresses half as well.
+_REPETITIVE = 10.0
 # The decoder keeps the limit itself, block by block; this is for one that does not.
 _SLACK = 60.0
 

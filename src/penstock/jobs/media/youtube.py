@@ -7,17 +7,15 @@ import re
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Self
-from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import msgspec
 from msgspec import Meta, Struct, field
 
+from penstock.errors import InvalidArgumentError
+from penstock.jobs.job import video_id_of
 from penstock.jobs.media.errors import MediaError
 
-_ID = re.compile(r"[A-Za-z0-9_-]{11}")
-_HOSTS = frozenset({"youtube.com", "www.youtube.com", "m.youtube.com", "music.youtube.com"})
-_PATHS = frozenset({"shorts", "embed", "live", "v"})
 _DURATION = re.compile(
     r"P(?:(\d{1,4})W)?(?:(\d{1,4})D)?(?:T(?:(\d{1,6})H)?(?:(\d{1,6})M)?(?:(\d{1,8})S)?)?"
 )
@@ -54,26 +52,10 @@ class YouTubeVideo(Struct, frozen=True, kw_only=True):
 
 def parse_video_id(url_or_id: str) -> str:
     """The 11 characters of a video, from itself or an address of YouTube; MediaError otherwise."""
-    if _ID.fullmatch(url_or_id):
-        return url_or_id
     try:
-        parts = urlsplit(url_or_id)
-        host, port, path = parts.hostname or "", parts.port, parts.path.strip("/").split("/")
-    except ValueError:
-        raise _not_a_video() from None
-    if parts.scheme not in ("http", "https") or parts.username is not None or port is not None:
-        raise _not_a_video()
-    found = ""
-    if host == "youtu.be" and len(path) == 1:
-        found = path[0]
-    elif host in _HOSTS and path == ["watch"]:
-        values = parse_qs(parts.query).get("v", [])
-        found = values[0] if len(values) == 1 else ""
-    elif host in _HOSTS and len(path) == 2 and path[0] in _PATHS:
-        found = path[1]
-    if not _ID.fullmatch(found):
-        raise _not_a_video()
-    return found
+        return video_id_of(url_or_id)
+    except InvalidArgumentError as error:
+        raise MediaError("bad_reference", str(error)) from None
 
 
 def parse_duration(text: str) -> float:
@@ -251,7 +233,3 @@ def retry_after(value: str | None, usual: float, *, now: datetime | None = None)
         return min(max(0.0, (moment - since).total_seconds()), 86_400.0)
     except (ValueError, TypeError):
         return usual
-
-
-def _not_a_video() -> MediaError:
-    return MediaError("bad_reference", "That is neither a YouTube video id nor its address")
