@@ -1,0 +1,102 @@
+"""`session()`: a Spark session with defaults that suit one machine and do no harm on many."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.spark.java import java_home, scratch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CHECKPOINTS = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
+
+def session(
+    app_name: str,
+    master: str | None = None,
+    *,
+    remote: str | None = None,
+    config: Mapping[str, str] | None = None,
+    ui: bool = False,
+    log_level: str = "WARN",
+) -> SparkSession:
+    """A session, made or found.
+
+    `master`: `local[*]` by default; `local-cluster[2,1,1024]`, `spark://HOST:PORT`… `remote`: a
+    Connect server, `sc://HOST:PORT`, or `local[2]` to start one. `config`: settings that win over
+    these defaults. On one machine everything listens on loopback, executors must know a secret
+    that is made here, and temporary files go to a folder of this user's own. `ui`: Spark's page.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise FailedPreconditionError(
+            "PySpark is not installed; install it with: pip install 'penstock[spark]'"
+        ) from None
+    if remote is not None and master is not None:
+        raise InvalidArgumentError("Give session() a master or a remote, not both")
+    builder = SparkSession.builder.appName(app_name)
+    if remote is not None and remote.startswith("sc://"):
+        return _configured(builder.remote(remote), config or {}).getOrCreate()
+    address = remote or master or os.environ.get("MASTER") or "local[*]"
+    settings = {**defaults(address, ui=ui), **(config or {})}
+    prepare_environment(address)
+    builder = builder.remote(address) if remote is not None else builder.master(address)
+    made = _configured(builder, settings).getOrCreate()
+    if remote is None:
+        made.sparkContext.setLogLevel(log_level)
+    return made
+
+
+def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
+    """The settings `session()` begins with."""
+    settings = {
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(scratch()),
+        "spark.sql.warehouse.dir": str(scratch() / "warehouse"),
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if _is_one_machine(master):
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": secrets.token_urlsafe(32),
+            # The default forks processes for every file it writes on a local disk.
+            "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
+            "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+        }
+    return settings
+
+
+def prepare_environment(master: str) -> None:
+    """What Spark's launchers read; a variable that is set already is left alone, but for a
+    JAVA_HOME that is too old."""
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_WORKER_DIR", str(scratch() / "work"))
+    if _is_one_machine(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _is_one_machine(master: str) -> bool:
+    return master.startswith("local")
+
+
+def _configured(
+    builder: SparkSession.Builder, settings: Mapping[str, str]
+) -> SparkSession.Builder:
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder
