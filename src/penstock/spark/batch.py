@@ -34,9 +34,10 @@ class LogReader(DataSourceReader):
         self._options = options
         self._schema = schema
         self._bounds = Bounds()
-        # A class that defines `pushFilters` is refused where pushing is switched off; what an
-        # object has is called where it is switched on and left alone elsewhere.
-        self.pushFilters = _Push(self._bounds)  # type: ignore[method-assign]
+        if options.push_filters:
+            # A class that defines `pushFilters` is refused where pushing is switched off; what an
+            # object has is called where it is switched on and left alone elsewhere.
+            self.pushFilters = _Push(self._bounds)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
         planner = Planner(self._options)

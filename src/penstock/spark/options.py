@@ -41,6 +41,8 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     filter: str = ""
     include_headers: bool = False
+    push_filters: bool = False
+    """Off by default: Spark 4.3 keeps what it pushed for later queries of the same DataFrame."""
     server_timeout: float = 60.0
     subscription: str = ""
     spool: str = ""
@@ -66,6 +68,7 @@ class SourceOptions:
             fail_on_data_loss=options.take("failOnDataLoss", _flag, True),
             filter=options.take("filter", _filter, ""),
             include_headers=options.take("includeHeaders", _flag, False),
+            push_filters=options.take("pushFilters", _flag, False),
             server_timeout=options.take("serverTimeout", _seconds, cls.server_timeout),
             subscription=options.take("subscription", str, ""),
             spool=options.take("spoolLocation", str, ""),

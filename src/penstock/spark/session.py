@@ -63,7 +63,6 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(scratch()),
         "spark.sql.warehouse.dir": str(scratch() / "warehouse"),
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
     }
     if _is_one_machine(master):

@@ -60,6 +60,25 @@ class PenstockDataSource(DataSource):
         check_schema(schema, headers=options.include_headers)
         return LogStreamReader(options, schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.errors import InvalidArgumentError
+        from penstock.spark.options import SinkOptions
+        from penstock.spark.writer import TopicWriter
+
+        if overwrite:
+            raise InvalidArgumentError("A topic is only ever added to: use mode('append')")
+        return TopicWriter(SinkOptions.of(self.options), schema)
+
+    def streamWriter(  # noqa: N802
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: ARG002
+    ) -> DataSourceStreamWriter:
+        from penstock.spark.options import SinkOptions
+        from penstock.spark.writer import TopicStreamWriter
+
+        return TopicStreamWriter(SinkOptions.of(self.options), schema)
+
     def _source_options(self) -> SourceOptions:
         from penstock.spark.options import SourceOptions
 
