@@ -4,7 +4,7 @@ RUN := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check bench lock clean
+.PHONY: help setup demo up test check bench chaos lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 10
@@ -29,6 +29,9 @@ check: setup ## lint, types, layers
 
 bench: setup ## speed and memory, as ratios in one run
 	@$(RUN) -m benchmarks
+
+chaos: setup ## kill what can be killed, for minutes
+	@$(RUN) -m pytest chaos --timeout=600
 
 lock: setup ## resolve the lock files anew
 	@PYTHONPATH=.boot/uv $(PYTHON) scripts/lock.py

@@ -33,9 +33,7 @@ def fill(
 ) -> None:
     """Publish each number as data, under an id made of it."""
     drafts = [
-        Draft(
-            b"%d" % n + bytes(size), dict(attributes or {}), ordering_key, f"{topic}/{n}"
-        )
+        Draft(b"%d" % n + bytes(size), dict(attributes or {}), ordering_key, f"{topic}/{n}")
         for n in numbers
     ]
 

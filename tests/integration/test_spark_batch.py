@@ -118,9 +118,7 @@ def test_a_filter_on_attributes_is_applied(spark, server):
     assert numbers(frame) == list(range(10, 20))
 
 
-def test_a_filter_on_a_routed_attribute_is_applied_by_the_server_and_keeps_the_order(
-    spark, server
-):
+def test_a_filter_on_a_routed_attribute_is_applied_by_the_server_and_keeps_the_order(spark, server):
     make(server.url, "routed", routed_attributes=("stage",))
     for n in range(0, 30, 3):
         fill(server.url, "routed", [n], attributes={"stage": "a"})

@@ -83,19 +83,15 @@ def test_a_stream_is_published_once_however_often_its_batches_run(spark, server,
 
 
 def forget_commits(checkpoint, since):
-    for name in (checkpoint / "commits").iterdir():
-        if name.name.lstrip(".").split(".")[0].isdigit():
-            if int(name.name.lstrip(".").split(".")[0]) >= since:
-                name.unlink()
-    for name in (checkpoint / "offsets").iterdir():
-        if name.name.lstrip(".").split(".")[0].isdigit():
-            if int(name.name.lstrip(".").split(".")[0]) > since:
-                name.unlink()
+    """Batch `since` was planned and is not known to have been done."""
+    for folder, first in (("commits", since), ("offsets", since + 1)):
+        for file in (checkpoint / folder).iterdir():
+            number = file.name.lstrip(".").split(".")[0]
+            if number.isdigit() and int(number) >= first:
+                file.unlink()
 
 
-def test_with_a_fence_a_batch_is_stored_once_though_its_ids_are_forgotten(
-    spark, server, tmp_path
-):
+def test_with_a_fence_a_batch_is_stored_once_though_its_ids_are_forgotten(spark, server, tmp_path):
     make(server.url, "fenced", duplicate_window=0.1)
     frame = stream(spark, server.url, "orders", maxOffsetsPerTrigger=80).select("data")
     pump(frame, server.url, tmp_path / "one", topic="fenced", fence="true")
@@ -174,8 +170,10 @@ def test_with_a_fence_a_checkpoint_that_went_back_in_time_is_noticed(spark, serv
 def test_what_is_wrong_with_a_sink_is_said_before_anything_is_stored(
     spark, server, columns, options, says
 ):
-    frame = spark.range(1).selectExpr(*columns.split(", ", 1)) if "map" not in columns else (
-        spark.range(1).selectExpr("'x' as data", "map('a', 1) as attributes")
+    frame = (
+        spark.range(1).selectExpr(*columns.split(", ", 1))
+        if "map" not in columns
+        else (spark.range(1).selectExpr("'x' as data", "map('a', 1) as attributes"))
     )
     writer = frame.write.format("penstock").mode("append").option("url", server.url)
     with pytest.raises(PySparkException) as raised:

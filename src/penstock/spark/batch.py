@@ -125,7 +125,7 @@ class _Push:
         self._bounds = bounds
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        return [filter for filter in filters if not self._bounds.take(filter)]
+        return [one for one in filters if not self._bounds.take(one)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Push, (self._bounds,)

@@ -9,6 +9,7 @@ from penstock.brokers.nats.blocking import Reconnecting
 from penstock.brokers.nats.connection import NatsOptions
 from penstock.brokers.nats.local import LocalServer
 from penstock.errors import InvalidArgumentError
+from penstock.spark.keeper import Keeper
 
 
 class Door:
@@ -16,10 +17,15 @@ class Door:
 
     For `local://DIR` it keeps the server running while it is open, and starts it again when it
     has died. `first` is for those who may meet a server that is away for a moment: executors.
+    `keep`: for those who may be killed.
     """
 
-    def __init__(self, url: str, patience: float, *, first: bool = False) -> None:
+    def __init__(
+        self, url: str, patience: float, *, first: bool = False, keep: bool = False
+    ) -> None:
         self._url = url
+        self._keep = keep
+        self._keeper: Keeper | None = None
         self._local: list[LocalServer] = []
         self.connection = Reconnecting(self._options, patience, first=first)
 
@@ -37,6 +43,8 @@ class Door:
             # What has entered stays: leaving would forget the port others know.
             self._local.append(LocalServer(folder))
             state = self._local[-1].enter()
+        if self._keep and self._keeper is None:
+            self._keeper = Keeper(folder)
         return NatsOptions.of(f"nats://penstock:{state.password}@127.0.0.1:{state.port}")
 
     def close(self) -> None:
@@ -44,3 +52,6 @@ class Door:
         for local in self._local:
             local.leave()
         self._local.clear()
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None

@@ -45,9 +45,7 @@ class Mark(msgspec.Struct):
 
 
 @contextmanager
-def open_fence(
-    options: SinkOptions, query: str, partition: int, batch: int
-) -> Iterator[Fence]:
+def open_fence(options: SinkOptions, query: str, partition: int, batch: int) -> Iterator[Fence]:
     door = Door(options.url, options.server_timeout, first=True)
     try:
         fence = Fence(door, options, query, partition, batch)

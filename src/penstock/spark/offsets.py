@@ -58,8 +58,8 @@ def known(start: Mapping[str, int], topics: tuple[str, ...]) -> Offsets:
     left = sorted(set(start) - set(topics))
     if left:
         raise FailedPreconditionError(
-            f"The checkpoint has read topic {left[0]!r}, which the options no longer name; name it, "
-            "or begin with a new checkpoint"
+            f"The checkpoint has read topic {left[0]!r}, which the options no longer name; name "
+            "it, or begin with a new checkpoint"
         )
     return {topic: int(start.get(topic, 1)) for topic in sorted(topics)}
 

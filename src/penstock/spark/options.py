@@ -88,6 +88,10 @@ class SourceOptions:
                     "'spoolLocation' to a folder that the driver and all executors see"
                 )
             check_name("Subscription", self.subscription)
+            if self.include_headers or self.filter:
+                raise InvalidArgumentError(
+                    "A queue has neither 'includeHeaders' nor 'filter': its subscription filters"
+                )
             if self.topics:
                 raise InvalidArgumentError(
                     "A queue is read from its 'subscription'; leave out 'topic' and 'topics'"
@@ -188,13 +192,12 @@ def _natural_mode(url: str) -> str:
 
 
 def _topics(options: _Options) -> tuple[str, ...]:
-    one = options.take("topic", lambda name: (name,), ())
-    several = options.take("topics", lambda names: tuple(n.strip() for n in names.split(",")), ())
+    one = options.take("topic", str, "")
+    several = options.take("topics", str, "")
     if one and several:
         raise InvalidArgumentError("Set option 'topic' or 'topics', not both")
-    for name in (*one, *several):
-        check_name("Topic", name)
-    return tuple(sorted({*one, *several}))
+    names = [name.strip() for name in several.split(",")] if several else [one] if one else []
+    return tuple(sorted({check_name("Topic", name) for name in names}))
 
 
 def _position(options: _Options, end: str, default: Position) -> Position:

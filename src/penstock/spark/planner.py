@@ -23,12 +23,10 @@ _CONSUMED = "workqueue"
 class Planner:
     """The topics of one query, seen from the driver."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, *, keep: bool = False) -> None:
         self._options = options
-        self._door = Door(options.url, options.server_timeout)
-        self._streams = {
-            topic: Stream(topic, self._door.connection) for topic in options.topics
-        }
+        self._door = Door(options.url, options.server_timeout, keep=keep)
+        self._streams = {topic: Stream(topic, self._door.connection) for topic in options.topics}
         self._purged: Offsets = {}
         self._consumed: set[str] | None = None
 
@@ -60,9 +58,7 @@ class Planner:
         """Where a position is in each topic."""
         extents = self.extents()
         if position.moment_us is None:
-            return {
-                topic: extents[topic].resolve(position.of(topic)) for topic in sorted(extents)
-            }
+            return {topic: extents[topic].resolve(position.of(topic)) for topic in sorted(extents)}
         found = {}
         for topic in sorted(extents):
             sequence = self._streams[topic].since(position.moment_us)

@@ -44,7 +44,7 @@ def read_range(
             seen += len(columns)
             if matches is not None:
                 rows = range(len(columns))
-                columns = columns.keep([row for row in rows if matches(columns.attributes(row))])  # noqa: PLW2901
+                columns = columns.keep([row for row in rows if matches(columns.attributes(row))])
             if len(columns):
                 yield to_batch(arrow, part.topic, columns)
         if seen < part.last - part.first + 1:

@@ -44,7 +44,9 @@ class Sending:
     def __init__(self, broker: Broker, options: SinkOptions) -> None:
         self._broker = broker
         self._patience = options.server_timeout
-        self._flying: deque[tuple[list[tuple[str, Draft]], asyncio.Task[list[PenstockError | None]]]]
+        self._flying: deque[
+            tuple[list[tuple[str, Draft]], asyncio.Task[list[PenstockError | None]]]
+        ]
         self._flying = deque()
         self.duplicates = 0
 

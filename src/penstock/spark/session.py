@@ -93,9 +93,7 @@ def _is_one_machine(master: str) -> bool:
     return master.startswith("local")
 
 
-def _configured(
-    builder: SparkSession.Builder, settings: Mapping[str, str]
-) -> SparkSession.Builder:
+def _configured(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession.Builder:
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder

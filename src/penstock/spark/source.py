@@ -27,11 +27,16 @@ class PenstockDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Asked for by `load()`: the place to say what is wrong, before anything starts."""
+        import asyncio
+
         from penstock.spark.planner import Planner
+        from penstock.spark.queue import check_queue
         from penstock.spark.schema import source_schema
 
         options = self._source_options()
-        if options.mode == "log":
+        if options.mode == "queue":
+            asyncio.run(check_queue(options))
+        else:
             planner = Planner(options)
             try:
                 planner.check()
@@ -53,11 +58,14 @@ class PenstockDataSource(DataSource):
         return LogReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        from penstock.spark.queue import QueueStreamReader
         from penstock.spark.schema import check_schema
         from penstock.spark.stream import LogStreamReader
 
         options = self._source_options()
         check_schema(schema, headers=options.include_headers)
+        if options.mode == "queue":
+            return QueueStreamReader(options, schema)
         return LogStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
@@ -38,16 +36,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._open: Planner | None = None
         self._initial: Offsets | None = None
-        self._target: Offsets | None = None
+        self._target: dict[str, Extent] | None = None
         self._latest: Offsets | None = None
         self._idle = 0.0
 
     @property
     def _planner(self) -> Planner:
         if self._open is None:
-            self._open = Planner(self._options)
-            if urlsplit(self._options.url).scheme == "local":
-                stop_on_sigterm()
+            self._open = Planner(self._options, keep=True)
         return self._open
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
@@ -55,8 +51,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        most = self._options.max_offsets
-        return ReadMaxRows(most) if most is not None else ReadAllAvailable()
+        rows, size = self._options.max_offsets, self._options.max_bytes
+        if rows is not None:
+            return ReadMaxRows(rows)
+        return ReadMaxBytes(size) if size is not None else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Called only once the batch that ended at `start` is committed, and again and again
@@ -64,17 +62,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = known(start, self._options.topics)
         if ordered(start) != self._initial:
             self._planner.consume(begin)
-        if self._target is not None:
-            extents = {topic: Extent(1, end) for topic, end in self._target.items()}
-            extents = {
-                topic: Extent(1, max(extent.end, begin[topic]), self._mean(topic))
-                for topic, extent in extents.items()
-            }
-        else:
-            extents = self._news(begin)
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        extents = self._target if self._target is not None else self._news(begin)
         if isinstance(limit, ReadAllAvailable):
             return advance(begin, extents)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return advance(begin, extents, rows, self._options.max_bytes)
 
     def _news(self, begin: Offsets) -> dict[str, Extent]:
@@ -94,16 +85,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return extents
 
     def _look(self) -> dict[str, Extent]:
-        self._extents = self._planner.extents()
-        self._latest = {topic: extent.end for topic, extent in sorted(self._extents.items())}
-        return self._extents
-
-    def _mean(self, topic: str) -> float:
-        return self._extents[topic].mean_bytes
+        extents = self._planner.extents()
+        self._latest = {topic: extent.end for topic, extent in sorted(extents.items())}
+        return extents
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._look()
-        self._target = self._latest
+        self._target = self._look()
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
         return self._latest
@@ -125,18 +112,3 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None}
-
-
-def stop_on_sigterm() -> None:
-    """Spark ends the process of a stream reader with SIGTERM; what it holds is to be let go of.
-
-    As an exception it runs through the runner, which calls `stop()` on its way out.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _exit)
-
-
-def _exit(*_: object) -> None:
-    raise SystemExit(0)

@@ -164,9 +164,7 @@ async def _batches(iterator: Iterator[pa.RecordBatch]) -> Any:
                 await following
 
 
-def _drafts(
-    batch: pa.RecordBatch, topic: str, prefix: str, first: int
-) -> list[tuple[str, Draft]]:
+def _drafts(batch: pa.RecordBatch, topic: str, prefix: str, first: int) -> list[tuple[str, Draft]]:
     """The rows of a batch with their topics."""
     count = batch.num_rows
     names = batch.schema.names
