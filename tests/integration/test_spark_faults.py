@@ -78,8 +78,7 @@ def fail_first(batches):
     """Publishes some rows, then dies, the first time."""
     from pyspark import TaskContext
 
-    for batch in batches:
-        yield batch
+    yield from batches
     if TaskContext.get().attemptNumber() == 0:
         raise RuntimeError("the first attempt fails")
 

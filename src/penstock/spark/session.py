@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark.java import java_home, scratch
@@ -48,12 +49,23 @@ def session(
         return _configured(builder.remote(remote), config or {}).getOrCreate()
     address = remote or master or os.environ.get("MASTER") or "local[*]"
     settings = {**defaults(address, ui=ui), **(config or {})}
-    prepare_environment(address)
     builder = builder.remote(address) if remote is not None else builder.master(address)
-    made = _configured(builder, settings).getOrCreate()
+    with _environment(address):
+        made = _configured(builder, settings).getOrCreate()
     if remote is None:
         made.sparkContext.setLogLevel(log_level)
     return made
+
+
+def activate(spark: SparkSession) -> None:
+    """Let this thread start queries with `format("penstock")` as their sink.
+
+    Spark looks up sinks through the session of the current thread, which is set only in the thread
+    that made it. A Connect session needs nothing.
+    """
+    if hasattr(spark, "_jsparkSession"):
+        java: Any = spark._jvm
+        java.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
@@ -78,15 +90,33 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
     return settings
 
 
-def prepare_environment(master: str) -> None:
-    """What Spark's launchers read; a variable that is set already is left alone, but for a
+@contextmanager
+def _environment(master: str) -> Iterator[None]:
+    """What Spark's launchers read, for as long as it takes to start them."""
+    before = dict(os.environ)
+    os.environ.update(environment(master, before))
+    # Spark starts many Python processes. One that may not keep compiled modules compiles PySpark,
+    # pandas and the rest each time, for seconds; here they are kept out of everybody's way.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def environment(master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The variables for Spark's processes; what is given already is left alone, but for a
     JAVA_HOME that is too old."""
-    os.environ["JAVA_HOME"] = str(java_home())
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_WORKER_DIR", str(scratch() / "work"))
+    wanted = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPYCACHEPREFIX": str(scratch() / "pycache"),
+        "SPARK_WORKER_DIR": str(scratch() / "work"),
+    }
     if _is_one_machine(master):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return {**wanted, **given, "JAVA_HOME": str(java_home())}
 
 
 def _is_one_machine(master: str) -> bool:
