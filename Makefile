@@ -30,8 +30,8 @@ check: setup ## lint, types, layers
 bench: setup ## speed and memory, as ratios in one run
 	@$(RUN) -m benchmarks
 
-chaos: setup ## the longer trials
-	@$(RUN) -m pytest chaos
+chaos: setup ## the longer trials: kills, long media
+	@$(RUN) -m pytest chaos --timeout=600
 
 lock: setup ## resolve the lock files anew
 	@PYTHONPATH=.boot/uv $(PYTHON) scripts/lock.py

@@ -17,6 +17,7 @@
     ├── UnimplementedError       12   this broker cannot do that; see its capabilities
     ├── InternalError            13   retryable
     ├── UnavailableError         14   retryable
+    ├── DataLossError            15   messages that were asked for are gone
     └── UnauthenticatedError     16
 
 Catch wide, recover narrow: `except PenstockError` is always safe, and `error.retryable` says
@@ -120,6 +121,12 @@ class UnavailableError(PenstockError, ConnectionError):
     retryable = True
 
 
+class DataLossError(PenstockError):
+    """Messages that were to be read are gone: expired, purged or deleted."""
+
+    code = 15
+
+
 class UnauthenticatedError(PenstockError):
     code = 16
 
@@ -127,6 +134,7 @@ class UnauthenticatedError(PenstockError):
 __all__ = [
     "AlreadyExistsError",
     "ClosedError",
+    "DataLossError",
     "DeadlineExceededError",
     "FailedPreconditionError",
     "FilterError",

@@ -20,3 +20,13 @@ def collected():
     """So that it is said here, and not in the middle of another test."""
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """One Spark for all: it takes seconds to start. Two cores, and a task may fail once."""
+    from penstock.spark import session
+
+    made = session("tests", "local[2,2]")
+    yield made
+    made.stop()

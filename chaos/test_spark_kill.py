@@ -1,0 +1,105 @@
+"""Kill what runs a query, again and again; the sink holds the input, no more and no less."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.servers import NatsServer
+from tests.spark_scenes import fill, make, stored
+
+TOTAL = 30_000
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "nats").mkdir()
+    with NatsServer(tmp_path / "nats") as running:
+        # Ids are forgotten at once: only the fence keeps rows from being stored twice.
+        make(running.url, "orders")
+        make(running.url, "copied", duplicate_window=0.1)
+        fill(running.url, "orders", range(TOTAL))
+        yield running
+
+
+class Pipeline:
+    def __init__(self, server, folder, master="local[2]"):
+        self.output = folder / "output"
+        arguments = [master, server.url, "orders", "copied", str(folder / "checkpoint"), str(TOTAL)]
+        with self.output.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "chaos.pipeline", *arguments],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                cwd=Path(__file__).parents[1],
+            )
+
+    def wait_for_batches(self, count):
+        before = self.batches()
+        while self.batches() < before + count and self.process.poll() is None:
+            time.sleep(0.02)
+
+    def batches(self):
+        return sum(line.startswith("batch") for line in self.lines())
+
+    def lines(self):
+        return self.output.read_text(errors="replace").splitlines()
+
+    def kill(self):
+        """Driver and JVM at once; the workers notice that nobody speaks to them."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def finish(self):
+        assert self.process.wait(300) == 0, "\n".join(self.lines()[-30:])
+
+
+def test_a_driver_killed_in_the_middle_of_batches_loses_and_repeats_nothing(server, tmp_path):
+    for _ in range(4):
+        pipeline = Pipeline(server, tmp_path)
+        pipeline.wait_for_batches(random.randint(1, 3))
+        time.sleep(random.random() * 0.5)
+        pipeline.kill()
+    last = Pipeline(server, tmp_path)
+    last.finish()
+    assert sorted(map(int, stored(server.url, "copied"))) == list(range(TOTAL))
+
+
+def executors(parent):
+    """Executor JVMs of a local cluster."""
+    found = subprocess.run(
+        ["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    return [
+        int(line.split()[0])
+        for line in found
+        if "CoarseGrainedExecutorBackend" in line and f"--app-id {parent}" in line
+    ]
+
+
+def test_an_executor_that_is_killed_is_replaced_and_nothing_is_lost_or_repeated(server, tmp_path):
+    before = set(executors("app-"))
+    pipeline = Pipeline(server, tmp_path, "local-cluster[2,1,1024]")
+    pipeline.wait_for_batches(2)
+    ours = [pid for pid in executors("app-") if pid not in before]
+    assert ours, "\n".join(pipeline.lines()[-30:])
+    os.kill(ours[0], signal.SIGKILL)
+    pipeline.finish()
+    assert sorted(map(int, stored(server.url, "copied"))) == list(range(TOTAL))
+
+
+def test_a_server_killed_under_a_query_is_waited_for(server, tmp_path):
+    pipeline = Pipeline(server, tmp_path)
+    for _ in range(3):
+        pipeline.wait_for_batches(2)
+        server.kill()
+        time.sleep(0.5)
+        server.start()
+    pipeline.finish()
+    assert sorted(map(int, stored(server.url, "copied"))) == list(range(TOTAL))

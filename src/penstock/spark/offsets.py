@@ -1,0 +1,111 @@
+"""Offsets: the next sequence to read, by topic. Pure.
+
+Everything below an offset has been read, so the end of one batch is the start of the next and the
+difference of two offsets is how many sequences lie between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from penstock.errors import FailedPreconditionError
+
+Offsets: TypeAlias = dict[str, int]
+"""Sorted by topic: Spark compares offsets as text."""
+
+_LATEST, _EARLIEST = -1, -2
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where to begin or end: an edge for all topics, sequences by topic, or a moment."""
+
+    edge: int = _EARLIEST
+    sequences: Mapping[str, int] = field(default_factory=dict)
+    moment_us: int | None = None
+
+    def of(self, topic: str) -> int:
+        """A sequence, or -1 for the latest or -2 for the earliest."""
+        return self.sequences.get(topic, self.edge)
+
+
+EARLIEST = Position(_EARLIEST)
+LATEST = Position(_LATEST)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What a topic holds at a moment: `first` to below `end`; and how large its messages are."""
+
+    first: int
+    end: int
+    mean_bytes: float = 0.0
+
+    def resolve(self, sequence: int) -> int:
+        if sequence == _EARLIEST:
+            return self.first
+        return self.end if sequence == _LATEST else sequence
+
+
+def ordered(offsets: Mapping[str, int]) -> Offsets:
+    return {topic: int(offsets[topic]) for topic in sorted(offsets)}
+
+
+def known(start: Mapping[str, int], topics: tuple[str, ...]) -> Offsets:
+    """A checkpoint's offsets for these topics; a topic it does not know begins at 1."""
+    left = sorted(set(start) - set(topics))
+    if left:
+        raise FailedPreconditionError(
+            f"The checkpoint has read topic {left[0]!r}, which the options no longer name; name "
+            "it, or begin with a new checkpoint"
+        )
+    return {topic: int(start.get(topic, 1)) for topic in sorted(topics)}
+
+
+def advance(
+    start: Offsets,
+    extents: Mapping[str, Extent],
+    max_rows: int | None = None,
+    max_bytes: int | None = None,
+) -> Offsets:
+    """The end of the next batch: as far as the topics go, or each topic's share of the limits.
+
+    Bytes are a forecast from the mean size of a topic's messages.
+    """
+    left = {topic: max(0, extents[topic].end - at) for topic, at in start.items()}
+    rows = sum(left.values())
+    share = 1.0
+    if max_rows is not None and rows > max_rows:
+        share = max_rows / rows
+    size = sum(count * extents[topic].mean_bytes for topic, count in left.items())
+    if max_bytes is not None and size > max_bytes:
+        share = min(share, max_bytes / size)
+    if share >= 1.0:
+        return {topic: at + left[topic] for topic, at in start.items()}
+    taken = {topic: int(count * share) for topic, count in left.items()}
+    if not any(taken.values()):
+        # At least one row moves, of the topic that waits most.
+        taken[max(left, key=lambda topic: left[topic])] = 1
+    return {topic: at + taken[topic] for topic, at in start.items()}
+
+
+def split(
+    start: Offsets, end: Offsets, max_records: int, min_partitions: int | None
+) -> list[tuple[str, int, int]]:
+    """Ranges of about equal size as (topic, first, last), both included. The same for the same
+    arguments: a batch that is run again is cut the same way."""
+    sizes = {topic: end[topic] - at for topic, at in start.items() if end[topic] > at}
+    total = sum(sizes.values())
+    largest = max_records
+    if min_partitions is not None and total:
+        largest = min(largest, -(-total // min_partitions))
+    ranges = []
+    for topic, size in sizes.items():
+        parts = -(-size // largest)
+        edges = [start[topic] + size * n // parts for n in range(parts + 1)]
+        ranges += [
+            (topic, edges[n], edges[n + 1] - 1) for n in range(parts) if edges[n] < edges[n + 1]
+        ]
+    return ranges
