@@ -159,7 +159,7 @@ async def test_req_1_7_asking_twice_with_a_key_is_asking_once(place):
 
 
 async def test_a_job_can_be_cancelled_and_its_handler_is_too(place, monkeypatch):
-    monkeypatch.setattr("penstock.jobs.worker._CANCEL_CHECK", 0.05)
+    monkeypatch.setattr("penstock.jobs.processing._CANCEL_CHECK", 0.05)
     started, stopped = asyncio.Event(), asyncio.Event()
 
     async def slow(_):

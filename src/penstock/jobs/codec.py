@@ -54,12 +54,16 @@ def without_input(error: Exception | str) -> str:
     return text if _SAYS_ONLY_OURS.fullmatch(text) else "a value or field is not one of ours"
 
 
-def encode_job(job: ProcessingJob) -> Draft:
-    """The message that asks for the next stage; the same job at the same stage is the same id."""
+def encode_job(job: ProcessingJob, attempt: int = 0) -> Draft:
+    """The message that asks for the next stage; the same job at the same stage is the same id.
+
+    `attempt` makes another message of it, for runners that ask again by sending again.
+    """
+    again = f".{attempt}" if attempt else ""
     return Draft.of(
         _encode(job),
         attributes_of(job, job.stage, _previous(job)),
-        message_id=f"{job.job_id}.{job.run}.{job.stage}",
+        message_id=f"{job.job_id}.{job.run}.{job.stage}{again}",
     )
 
 

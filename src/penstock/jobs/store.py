@@ -91,10 +91,12 @@ jobs = Table(
     Column("correlation_id", String(64)),
     Column("traceparent", String(55)),
     Column("request", String(64)),
+    Column("retry_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
     Column("updated_us", BigInteger, nullable=False),
     Index("penstock_jobs_by_user", "user_id", "created_us", "job_id"),
     Index("penstock_jobs_by_time", "created_us", "job_id"),
+    Index("penstock_jobs_to_retry", "retry_us"),
 )
 
 texts = Table(
@@ -107,7 +109,8 @@ texts = Table(
 
 
 class JobRecord(Struct, frozen=True, kw_only=True):
-    """A job as it is kept. `version` counts its changes."""
+    """A job as it is kept. `version` counts its steps. `attempts`: those begun at this stage, as
+    far as its runner counts them here, and when the next is due."""
 
     job: ProcessingJob
     source: str
@@ -121,6 +124,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     segments: int = 0
     characters: int = 0
     request: str | None = None
+    retry_at: datetime | None = None
 
     def event(self) -> JobEvent:
         """What to tell the world of its present stage; always the same for the same stage."""
@@ -339,6 +343,62 @@ class ProcessingJobStore:
             Step(job=job, to=JobStage.FAILED, reason=reason, attempts=attempts)
         )
 
+    # For runners whose broker counts no attempts and brings nothing back.
+
+    async def begin(self, wanted: Sequence[ProcessingJob]) -> dict[str, JobRecord]:
+        """Count an attempt at each job that is due, before it is made: one that kills whoever
+        tries is found out. Returns what is kept of all of them."""
+        async with self.database.transaction() as connection:
+            kept = await self.find(connection, [job.job_id for job in wanted], lock=True)
+            begun = {
+                job.job_id: replace(record, attempts=record.attempts + 1, retry_at=None)
+                for job in wanted
+                if (record := kept.get(job.job_id)) is not None
+                and standing(job, record) is Standing.DUE
+            }
+            if begun:
+                await connection.execute(_CHANGE, [_changed_row(one) for one in begun.values()])
+        return kept | begun
+
+    async def postpone(self, job: ProcessingJob, seconds: float) -> None:
+        """The job is to be sent again after so many seconds, unless it goes on before."""
+        due = _micros(now()) + int(seconds * 1e6)
+        async with self.database.transaction() as connection:
+            await connection.execute(
+                update(jobs)
+                .where(
+                    jobs.c.job_id == job.job_id,
+                    jobs.c.run == job.run,
+                    jobs.c.stage == job.stage.value,
+                )
+                .values(retry_us=due)
+            )
+
+    async def to_retry(self, limit: int = 500) -> Sequence[JobRecord]:
+        """Jobs that are due to be sent again, the longest due first."""
+        query = (
+            select(jobs)
+            .where(jobs.c.retry_us <= _micros(now()))
+            .order_by(jobs.c.retry_us)
+            .limit(limit)
+        )
+        async with self.database.transaction(reading=True) as connection:
+            return [_record(row) for row in await connection.execute(query)]
+
+    async def sent_again(self, records: Sequence[JobRecord]) -> None:
+        """They were sent; those that were postponed since stay so."""
+        async with self.database.transaction() as connection:
+            for record in records:
+                if record.retry_at is not None:
+                    await connection.execute(
+                        update(jobs)
+                        .where(
+                            jobs.c.job_id == record.job.job_id,
+                            jobs.c.retry_us == _micros(record.retry_at),
+                        )
+                        .values(retry_us=None)
+                    )
+
     async def _take_in_a_transaction(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
         async with self.database.transaction() as connection:
             return await self.take(connection, steps)
@@ -373,7 +433,7 @@ def idempotent(
 
 _CHANGED = (
     *("stage", "previous", "run", "version", "info", "title", "reason", "attempts", "language"),
-    *("segments", "characters", "updated_us"),
+    *("segments", "characters", "updated_us", "retry_us"),
 )
 _CHANGE = (
     update(jobs)
@@ -427,6 +487,7 @@ def _after(record: JobRecord, step: Step) -> JobRecord:
         "updated_at": now(),
         "reason": step.reason[:48] if step.reason else None,
         "attempts": step.attempts,
+        "retry_at": None,
     }
     if again:
         changes |= {"language": None, "segments": 0, "characters": 0}
@@ -454,6 +515,7 @@ def _changed_row(record: JobRecord) -> dict[str, Any]:
         "segments": record.segments,
         "characters": record.characters,
         "updated_us": _micros(record.updated_at),
+        "retry_us": None if record.retry_at is None else _micros(record.retry_at),
     }
     return {"id": job.job_id} | {f"new_{name}": value for name, value in values.items()}
 
@@ -488,6 +550,7 @@ def _record(row: Row[Any]) -> JobRecord:
         segments=kept["segments"],
         characters=kept["characters"],
         request=kept["request"],
+        retry_at=None if kept["retry_us"] is None else _moment(kept["retry_us"]),
     )
 
 

@@ -8,22 +8,19 @@ the same message ids.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from types import TracebackType
 from typing import Self
 
 from penstock.jobs.client import PubSubClient
 from penstock.jobs.codec import decode_job
-from penstock.jobs.job import JobStage, ProcessingJob
+from penstock.jobs.job import ProcessingJob
+from penstock.jobs.processing import process
 from penstock.jobs.settings import StageSettings
-from penstock.jobs.stage import Done, Outcome, Reject, Retry, Stage
-from penstock.jobs.store import JobRecord, ProcessingJobStore, Standing, standing
-from penstock.jobs.telemetry import span
+from penstock.jobs.stage import Outcome, Stage
+from penstock.jobs.store import ProcessingJobStore
 
 _log = logging.getLogger("penstock.jobs")
-# Handlers check this seldom for a cancelled job: work on it is wasted, never wrong.
-_CANCEL_CHECK = 5.0
 
 
 class StageWorker:
@@ -39,7 +36,6 @@ class StageWorker:
         self.stage = stage
         self._client = client
         self._store = store
-        self._max_attempts = stage.max_attempts
         self._subscribers = client.subscriber(settings, decode_job, self._handle, name=stage.name)
 
     async def __aenter__(self) -> Self:
@@ -57,58 +53,7 @@ class StageWorker:
 
     async def _handle(self, job: ProcessingJob, attempt: int) -> Outcome:
         record = await self._store.get(job.job_id)
-        match standing(job, record):
-            case Standing.STALE:
-                return Done()
-            case Standing.UNKNOWN:
-                # Its row is committed before its message is sent: this is another database.
-                return (
-                    Retry("unknown-job") if attempt < self._max_attempts else Reject("unknown-job")
-                )
-            case Standing.DONE:
-                return await self._say(record)
-        with span(
-            f"process {self.stage.name}",
-            job.traceparent,
-            {"penstock.job.id": job.job_id, "penstock.job.attempt": attempt},
-        ):
-            outcome = await self._work(job, attempt)
-            return await self._keep(job, attempt, outcome)
-
-    async def _work(self, job: ProcessingJob, attempt: int) -> Outcome:
-        if attempt > self._max_attempts:
-            # Whoever had it before died of it each time.
-            return Reject("gave-up", gave_up=True)
-        work = asyncio.ensure_future(self.stage.run(job, attempt))
-        try:
-            while not work.done():
-                await asyncio.wait({work}, timeout=_CANCEL_CHECK)
-                if not work.done() and not await self._still_due(job):
-                    return Done()
-        finally:
-            if not work.done():
-                work.cancel()
-                await asyncio.wait({work})
-        return work.result()
-
-    async def _still_due(self, job: ProcessingJob) -> bool:
-        return standing(job, await self._store.get(job.job_id)) is Standing.DUE
-
-    async def _keep(self, job: ProcessingJob, attempt: int, outcome: Outcome) -> Outcome:
-        store = self._store
-        match outcome:
-            case Retry():
-                return outcome
-            case Done():
-                record = await store.advance(job, self.stage.emits, outcome)
-            case Reject(reason):
-                record = await store.fail(job, reason, attempt)
-        # Somebody else may have been faster: then theirs is what there is to say.
-        said = await self._say(record or await store.get(job.job_id))
-        # A job that failed is dealt with; one that was given up is kept as a dead letter, too.
-        return outcome if isinstance(outcome, Reject) and outcome.gave_up else said
-
-    async def _say(self, record: JobRecord | None) -> Done:
-        if record is not None and record.job.stage is not JobStage.QUEUED:
-            await self._client.publisher.publish_stage(record)
-        return Done()
+        processed = await process(self.stage, self._store, job, record, attempt)
+        if processed.record is not None:
+            await self._client.publisher.publish_stage(processed.record)
+        return processed.outcome
