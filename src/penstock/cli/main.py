@@ -31,6 +31,7 @@ def _add_jobs(app: typer.Typer) -> None:
 
     try:
         from penstock.cli.jobs import jobs
+        from penstock.cli.pipeline import pipeline
         from penstock.cli.worker import worker
     except ImportError as error:
         missing = error.name
@@ -38,8 +39,9 @@ def _add_jobs(app: typer.Typer) -> None:
         def explain() -> None:
             sys.exit(f"This needs {missing}: pip install 'penstock[cli,web,media,local]'")
 
-        for name in ("jobs", "worker"):
+        for name in ("jobs", "worker", "pipeline"):
             app.command(name, help="(not installed)")(explain)
         return
     app.add_typer(jobs, name="jobs")
     app.add_typer(worker, name="worker")
+    app.add_typer(pipeline, name="pipeline")

@@ -1,8 +1,8 @@
 """One attempt at one job: is it due, do the work, keep the result. For every runner the same.
 
-What remains to a runner: get jobs, send what `Processed.record` has to say, settle by
-`Processed.outcome`, in this order. Then it may be killed anywhere, and whoever gets the job next does
-what is left.
+What remains to a runner: get jobs, send what `Processed.record` has to say, and settle by
+`Processed.outcome`, in this order. Then it may be killed anywhere, and whoever gets the job next
+does what is left.
 """
 
 from __future__ import annotations
