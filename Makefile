@@ -12,10 +12,10 @@ help: ## show this list
 setup: ## build .venv from the lock (instant when nothing changed)
 	@$(PYTHON) scripts/setup.py
 
-demo: setup ## a tour in a few seconds, no server needed
+demo: setup ## broker, API and Spark: sample media to transcripts
 	@$(RUN) examples/demo.py
 
-up: setup ## the same traffic until Ctrl-C
+up: setup ## the same, and it stays up until Ctrl-C
 	@$(RUN) examples/demo.py --forever
 
 test: check ## everything that proves it

@@ -1,149 +1,228 @@
-"""A tour: a shop whose orders flow through three subscriptions, with failures on the way.
+"""The whole thing on this machine: broker, ingestion API with its page, and the Spark pipeline.
 
-python examples/demo.py              a few seconds, then a table
-python examples/demo.py --forever    until Ctrl-C
+python examples/demo.py              sample media to transcripts, a table, and everything is gone
+python examples/demo.py --forever    the same, then it stays up until Ctrl-C
 """
 
 import argparse
 import asyncio
-import random
+import json
+import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections import Counter
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
 
-from penstock import DeadLetterPolicy, FlowControl, Message, PubSub, RetryPolicy, Subscription
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
+from rich.table import Table
 
-ORDERS = 20_000
-CUSTOMERS = 500
-STEP = 0.1
+from penstock.jobs import JobStage, JobView, job_system, load_settings
+from penstock.jobs.system import Ingestion, JobSystem
+from penstock.web import create_app, serve
+
+SAMPLES = Path(__file__).parent / "media"
+PATIENCE = 170.0
+out = Console()
 
 
-class Shop:
-    """The handlers, and what they saw."""
+@dataclass
+class Clock:
+    """Where the time goes."""
 
-    def __init__(self) -> None:
-        self.seen: Counter[str] = Counter()
-        self.last: dict[str, int] = {}
-        self.out_of_order = 0
-        self.shown = 0.0
-        self.random = random.Random(7)  # the same tour every time
+    began: float = field(default_factory=time.monotonic)
+    laps: list[tuple[str, float]] = field(default_factory=list)
 
-    async def bill(self, message: Message) -> None:
-        """Ordered per customer; one order in 211 is unreadable, some fail once."""
-        self.seen["billed"] += 1
-        if message.attributes.get("corrupt"):
-            raise ValueError("unreadable order")
-        if message.delivery_attempt == 1 and self.random.random() < 0.02:
-            self.seen["retried"] += 1
-            message.nack()
-            return
-        await asyncio.sleep(0)
-        customer, number = str(message.ordering_key), int(message.data)
-        self.out_of_order += number < self.last.get(customer, -1)
-        self.last[customer] = number
-        message.ack()
-
-    async def ship(self, message: Message) -> None:
-        """Slow, so its window holds it to fifty at a time."""
-        await asyncio.sleep(0.02)
-        self.seen["shipped"] += 1
-        message.ack()
-
-    def bury(self, message: Message) -> None:
-        self.seen["buried"] += 1
-        message.ack()
+    def lap(self, what: str) -> None:
+        passed = sum(seconds for _, seconds in self.laps)
+        self.laps.append((what, time.monotonic() - self.began - passed))
 
 
 async def main(forever: bool) -> int:
+    clock = Clock()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    shop = Shop()
-    began = time.perf_counter()
-    async with PubSub() as pubsub:
-        orders = await pubsub.topic("orders").create()
-        dead = await pubsub.topic("orders-dead").create()
-        billing = await orders.subscription(
-            "billing",
-            message_ordering=True,
-            retry_policy=RetryPolicy(minimum_backoff=0.05, maximum_backoff=0.2),
-            dead_letter_policy=DeadLetterPolicy(topic=dead.name, max_delivery_attempts=3),
-        ).create()
-        shipping = await orders.subscription(
-            "shipping",
-            filter='attributes.express = "yes"',
-            flow_control=FlowControl(max_messages=50),
-        ).create()
-        graveyard = await dead.subscription("graveyard").create()
-        billing.on("message", shop.bill)
-        billing.on("error", lambda _: shop.seen.update(["failed"]))
-        shipping.on("message", shop.ship)
-        graveyard.on("message", shop.bury)
-        subscriptions = [billing, shipping, graveyard]
-        for subscription in subscriptions:
-            subscription.open()
-
-        print("Orders flow through billing (in order per customer), shipping (express only,")
-        print("fifty at a time) and, when they cannot be read, the dead letters.\n")
-        published = 0
-        while not stop.is_set() and (forever or published < ORDERS):
-            for _ in range(1000):
-                attributes = {"express": "yes" if published % 4 == 0 else "no"}
-                if published % 211 == 210:
-                    attributes["corrupt"] = "yes"
-                await orders.publish_message(
-                    str(published).encode(),
-                    attributes,
-                    ordering_key=f"customer-{published % CUSTOMERS}",
-                )
-                published += 1
-            await progress(published, shop, subscriptions)
-            await asyncio.sleep(STEP)
-        while not stop.is_set() and await backlog(subscriptions):
-            await progress(published, shop, subscriptions)
-            await asyncio.sleep(STEP)
-        await progress(published, shop, subscriptions)
-        reports = [await s.close(timeout=5) for s in subscriptions]
-        left = await backlog(subscriptions)
-
-    took = time.perf_counter() - began
-    rows = {
-        "published": published,
-        "billed (attempts)": shop.seen["billed"],
-        "  nacked once, retried": shop.seen["retried"],
-        "  failed, unreadable": shop.seen["failed"],
-        "  out of order": shop.out_of_order,
-        "shipped (express)": shop.seen["shipped"],
-        "dead letters": shop.seen["buried"],
-        "left in the backlog": left,
-    }
-    print("\n")
-    for name, count in rows.items():
-        print(f"  {name:<26}{count:>9,}")
-    print(f"\n  {published / took:,.0f} orders a second, {took:.1f} s in all")
-    complete = left == 0 and shop.out_of_order == 0 and all(r.clean for r in reports)
-    return 0 if complete or forever else 1
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-demo-")))
+        settings = load_settings(
+            environ={},
+            url=f"local://{folder}/broker",
+            database=f"sqlite:///{folder}/jobs.db",
+            media={"root": str(folder / "media")},
+            api={"views": "sql", "port": 0},
+        )
+        system = await stack.enter_async_context(job_system(settings))
+        ingestion = await stack.enter_async_context(system.ingesting())
+        address = await stack.enter_async_context(_Api(system, ingestion))
+        out.print(f"Broker and API are up; the page is at {address}/")
+        clock.lap("broker, database and API")
+        spark = await stack.enter_async_context(_Spark(folder, settings.url, settings.database))
+        jobs = await submit(address)
+        clock.lap(f"asking for {len(jobs)} jobs, uploads included")
+        views = await follow(ingestion, set(jobs), spark, clock, stop)
+        if views is None:
+            return 1 if not stop.is_set() else 0
+        await show(system, jobs, views)
+        if forever:
+            out.print(f"Everything stays up: {address}/  Ctrl-C ends it.")
+            await stop.wait()
+    clock.lap("stopping Spark between two batches, and the rest")
+    spent(clock)
+    return 0 if all(v.stage is JobStage.TRANSCRIPT_COMPLETE for v in views.values()) else 1
 
 
-async def backlog(subscriptions: list[Subscription]) -> int:
-    return sum([(await s.describe()).backlog for s in subscriptions])
+class _Api:
+    def __init__(self, system: JobSystem, ingestion: Ingestion) -> None:
+        self._app = create_app(system, ingestion)
+        self._stop = asyncio.Event()
+
+    async def __aenter__(self) -> str:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._serving = asyncio.ensure_future(
+            serve(self._app, "127.0.0.1", 0, on_ready=ready.set_result, stop=self._stop)
+        )
+        return await ready
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        await self._serving
 
 
-async def progress(published: int, shop: Shop, subscriptions: list[Subscription]) -> None:
-    waiting = await backlog(subscriptions)
-    line = (
-        f"published {published:>7,}   billed {shop.seen['billed']:>7,}   "
-        f"shipped {shop.seen['shipped']:>6,}   waiting {waiting:>6,}"
-    )
-    if sys.stdout.isatty():
-        print(f"\r  {line}", end="", flush=True)
-    elif time.monotonic() - shop.shown >= 1:
-        shop.shown = time.monotonic()
-        print(f"  {line}", flush=True)
+class _Spark:
+    """`penstock pipeline run`, as anybody would start it."""
+
+    def __init__(self, folder: Path, url: str, database: str) -> None:
+        self.log = folder / "spark.log"
+        self._command = [
+            *(sys.executable, "-c", "from penstock.cli.main import main; main()"),
+            *("pipeline", "run", "--master", "local[2]", "--url", url, "--database", database),
+            *("--media", str(folder / "media"), "--checkpoints", str(folder / "checkpoints")),
+            *("--history", str(folder / "history"), "--trigger", "0.2"),
+        ]
+
+    async def __aenter__(self) -> Self:
+        with self.log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        return self
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def started(self) -> bool:
+        return b"Running " in self.log.read_bytes()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.running:
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), 60)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+
+
+async def submit(address: str) -> dict[str, str]:
+    """Upload every sample and ask for a job; returns their names by job id."""
+    about = json.loads((SAMPLES / "manifest.json").read_text())
+    jobs = {}
+    async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=30) as client:
+        for name, sample in about.items():
+            path = SAMPLES / name
+            upload = await client.post(
+                "/uploads", params={"extension": path.suffix[1:]}, content=path.read_bytes()
+            )
+            upload.raise_for_status()
+            body = {"mediaType": sample["kind"], "uploadId": upload.json()["uploadId"]}
+            answer = await client.post("/jobs", json=body, headers={"Idempotency-Key": name})
+            answer.raise_for_status()
+            jobs[answer.json()["jobId"]] = name
+    return jobs
+
+
+async def follow(
+    ingestion: Ingestion, wanted: set[str], spark: _Spark, clock: Clock, stop: asyncio.Event
+) -> dict[str, JobView] | None:
+    """A bar for each step until every job has ended; None when that is not to be."""
+    views: dict[str, JobView] = {}
+    until = time.monotonic() + PATIENCE
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:<16}"),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        Elapsed(),
+        console=out,
+    ) as progress:
+        starting = progress.add_task("Spark starts", total=1)
+        metadata = progress.add_task("metadata", total=len(wanted), start=False)
+        transcription = progress.add_task("transcription", total=len(wanted), start=False)
+        while len(views) < len(wanted) or not all(v.stage.terminal for v in views.values()):
+            if stop.is_set():
+                return None
+            if not spark.running or time.monotonic() > until:
+                why = "ended by itself" if not spark.running else f"took over {PATIENCE:.0f} s"
+                out.print(f"[red]The pipeline {why}.[/] Its last words:")
+                out.print("\n".join(spark.log.read_text().splitlines()[-15:]), markup=False)
+                return None
+            if not progress.tasks[0].finished and spark.started:
+                progress.update(starting, completed=1)
+                clock.lap("starting Spark")
+                progress.start_task(metadata)
+                progress.start_task(transcription)
+            for job_id in wanted:
+                view = await ingestion.views.get(job_id)
+                if view is not None:
+                    views[job_id] = view
+            ranks = [view.stage.rank for view in views.values()]
+            before = progress.tasks[1].completed
+            progress.update(metadata, completed=sum(rank >= 1 for rank in ranks))
+            progress.update(transcription, completed=sum(rank == 2 for rank in ranks))
+            if before < len(wanted) and progress.tasks[1].finished:
+                clock.lap("metadata, with Spark's first batch")
+            await asyncio.sleep(0.1)
+    clock.lap("transcription, with loading the model")
+    return views
+
+
+async def show(system: JobSystem, jobs: dict[str, str], views: dict[str, JobView]) -> None:
+    table = Table(title="What was said", title_justify="left", box=None, expand=True)
+    for column in ("sample", "stage", "took"):
+        table.add_column(column, no_wrap=True, min_width=5)
+    table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
+    for job_id, name in jobs.items():
+        view = views[job_id]
+        text = await system.store.text(job_id)
+        said = " ".join(" ".join(s.text.split()) for s in text.segments) if text else ""
+        took = (view.updated_at - view.queued_at).total_seconds()
+        mark = "[green]done[/]" if view.stage is JobStage.TRANSCRIPT_COMPLETE else "[red]failed[/]"
+        table.add_row(name, mark, f"{took:.1f} s", said or view.reason or "")
+    out.print(table)
+
+
+def spent(clock: Clock) -> None:
+    table = Table(title="Where the time went", title_justify="left", box=None, pad_edge=False)
+    table.add_column("step")
+    table.add_column("seconds", justify="right")
+    for what, seconds in clock.laps:
+        table.add_row(what, f"{seconds:.1f}")
+    table.add_row("all", f"{sum(seconds for _, seconds in clock.laps):.1f}")
+    out.print(table)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="A tour of Penstock, in memory.")
-    parser.add_argument("--forever", action="store_true", help="go on until Ctrl-C")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--forever", action="store_true", help="stay up until Ctrl-C")
     sys.exit(asyncio.run(main(parser.parse_args().forever)))

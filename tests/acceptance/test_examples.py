@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import re
 import signal
 import subprocess
@@ -38,7 +39,7 @@ def test_an_example_prints_what_it_says(path):
 
 def test_every_example_is_tested():
     names = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert names == {path.stem for path in PRINTING} | {"graceful_shutdown", "demo"}
+    assert names == {path.stem for path in PRINTING} | {"graceful_shutdown", "shop", "demo"}
 
 
 def test_graceful_shutdown_finishes_what_is_in_flight_on_sigterm():
@@ -57,8 +58,27 @@ def test_graceful_shutdown_finishes_what_is_in_flight_on_sigterm():
     assert (err, program.returncode) == ("", 0)
 
 
-def test_the_demo_delivers_everything():
-    ran = python("examples/demo.py")
+@pytest.mark.timeout(240)
+def test_the_demo_writes_down_every_sample_and_leaves_nothing_behind(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "examples/demo.py"],
+        capture_output=True,
+        text=True,
+        timeout=220,
+        cwd=ROOT,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "120"},
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "warm and sunny" in ran.stdout
+    assert ran.stdout.count(" done ") == len(list((ROOT / "examples/media").glob("*.*"))) - 1
+    assert not list(tmp_path.glob("penstock-demo-*"))
+    left = subprocess.run(["/bin/ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert str(tmp_path) not in left.stdout
+
+
+def test_the_shop_delivers_everything():
+    ran = python("examples/shop.py")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert re.search(r"left in the backlog +0\n", ran.stdout)
     assert re.search(r"out of order +0\n", ran.stdout)

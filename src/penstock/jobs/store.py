@@ -21,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Index,
     Integer,
@@ -92,6 +93,7 @@ jobs = Table(
     Column("traceparent", String(55)),
     Column("request", String(64)),
     Column("retry_us", BigInteger),
+    Column("trying", Boolean, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Column("updated_us", BigInteger, nullable=False),
     Index("penstock_jobs_by_user", "user_id", "created_us", "job_id"),
@@ -110,7 +112,8 @@ texts = Table(
 
 class JobRecord(Struct, frozen=True, kw_only=True):
     """A job as it is kept. `version` counts its steps. `attempts`: those begun at this stage, as
-    far as its runner counts them here, and when the next is due."""
+    far as its runner counts them here; `trying`: whether the last has not ended; `retry_at`: when
+    the next is due."""
 
     job: ProcessingJob
     source: str
@@ -125,6 +128,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     characters: int = 0
     request: str | None = None
     retry_at: datetime | None = None
+    trying: bool = False
 
     def event(self) -> JobEvent:
         """What to tell the world of its present stage; always the same for the same stage."""
@@ -346,12 +350,14 @@ class ProcessingJobStore:
     # For runners whose broker counts no attempts and brings nothing back.
 
     async def begin(self, wanted: Sequence[ProcessingJob]) -> dict[str, JobRecord]:
-        """Count an attempt at each job that is due, before it is made: one that kills whoever
-        tries is found out. Returns what is kept of all of them."""
+        """Count an attempt at each job that is due, before it is made; it ends with a step or with
+        `postpone`, and is `trying` until then. Returns what is kept of all of them."""
         async with self.database.transaction() as connection:
             kept = await self.find(connection, [job.job_id for job in wanted], lock=True)
             begun = {
-                job.job_id: replace(record, attempts=record.attempts + 1, retry_at=None)
+                job.job_id: replace(
+                    record, attempts=record.attempts + 1, retry_at=None, trying=True
+                )
                 for job in wanted
                 if (record := kept.get(job.job_id)) is not None
                 and standing(job, record) is Standing.DUE
@@ -371,7 +377,7 @@ class ProcessingJobStore:
                     jobs.c.run == job.run,
                     jobs.c.stage == job.stage.value,
                 )
-                .values(retry_us=due)
+                .values(retry_us=due, trying=False)
             )
 
     async def to_retry(self, limit: int = 500) -> Sequence[JobRecord]:
@@ -433,7 +439,7 @@ def idempotent(
 
 _CHANGED = (
     *("stage", "previous", "run", "version", "info", "title", "reason", "attempts", "language"),
-    *("segments", "characters", "updated_us", "retry_us"),
+    *("segments", "characters", "updated_us", "retry_us", "trying"),
 )
 _CHANGE = (
     update(jobs)
@@ -461,6 +467,7 @@ def _new_row(new: NewJob) -> dict[str, Any]:
         "correlation_id": job.correlation_id,
         "traceparent": job.traceparent,
         "request": new.request,
+        "trying": False,
         "created_us": _micros(job.created_at),
         "updated_us": _micros(job.created_at),
     }
@@ -488,6 +495,7 @@ def _after(record: JobRecord, step: Step) -> JobRecord:
         "reason": step.reason[:48] if step.reason else None,
         "attempts": step.attempts,
         "retry_at": None,
+        "trying": False,
     }
     if again:
         changes |= {"language": None, "segments": 0, "characters": 0}
@@ -516,6 +524,7 @@ def _changed_row(record: JobRecord) -> dict[str, Any]:
         "characters": record.characters,
         "updated_us": _micros(record.updated_at),
         "retry_us": None if record.retry_at is None else _micros(record.retry_at),
+        "trying": record.trying,
     }
     return {"id": job.job_id} | {f"new_{name}": value for name, value in values.items()}
 
@@ -551,6 +560,7 @@ def _record(row: Row[Any]) -> JobRecord:
         characters=kept["characters"],
         request=kept["request"],
         retry_at=None if kept["retry_us"] is None else _moment(kept["retry_us"]),
+        trying=kept["trying"],
     )
 
 

@@ -186,9 +186,8 @@ class _Kept:
             raise error
         pause = min(30.0, 0.5 * 2 ** (self._failures - 1))
         self._not_before = time.monotonic() + pause
-        lines = str(error).splitlines()
-        reason = next((line for line in reversed(lines) if "Error" in line), lines[0])
-        _log.error("%s failed and starts again in %.1f s: %s", self._name, pause, reason[:500])
+        reason = str(error).partition("\n")[0][:300]
+        _log.error("%s failed and starts again in %.1f s: %s", self._name, pause, reason)
 
     def end(self, drain: float) -> None:
         """Stopping a query ends its tasks; so wait for a moment between two batches."""

@@ -117,16 +117,28 @@ class Runner:
                 jobs.append((message, decode_job(message.data, message.attributes)))
             except InvalidMessageError as error:
                 said.append(_dead(message, settings, error.reason))
-        records = await self._store.begin([job for _, job in jobs])
+        suspects = await self._suspects([job for _, job in jobs])
+        records = await self._store.begin([j for _, j in jobs if j.job_id not in suspects])
         room = asyncio.Semaphore(settings.concurrency)
 
         async def one(message: Incoming, job: ProcessingJob) -> list[tuple[str, Draft]]:
             async with room:
                 return await self._process(stage, settings, message, job, records.get(job.job_id))
 
-        for answer in await asyncio.gather(*(one(message, job) for message, job in jobs)):
+        plain = [pair for pair in jobs if pair[1].job_id not in suspects]
+        for answer in await asyncio.gather(*(one(message, job) for message, job in plain)):
             said += answer
+        for message, job in jobs:
+            if job.job_id in suspects:
+                record = (await self._store.begin([job])).get(job.job_id)
+                said += await self._process(stage, settings, message, job, record)
         return said
+
+    async def _suspects(self, jobs: Sequence[ProcessingJob]) -> set[str]:
+        """Jobs whose last attempt never ended, perhaps because it killed a worker: those are tried
+        one by one, after the others, so that only the guilty one is given up."""
+        kept = await asyncio.gather(*(self._store.get(job.job_id) for job in jobs))
+        return {record.job.job_id for record in kept if record is not None and record.trying}
 
     async def _process(
         self,
