@@ -11,6 +11,7 @@ from penstock.jobs import (
     AudioInfo,
     Done,
     JobRecord,
+    JobSettings,
     JobStage,
     JobSystem,
     JobView,
@@ -126,11 +127,16 @@ async def until(condition: Callable[[], Awaitable[bool]], within: float = 20.0) 
 
 @asynccontextmanager
 async def jobs_on(
-    place: Place, *, observer: Observer | None = None, **settings: Any
+    place: Place,
+    *,
+    observer: Observer | None = None,
+    change: Callable[[JobSettings], JobSettings] = lambda settings: settings,
+    **settings: Any,
 ) -> AsyncIterator[Scene]:
+    """A system in a place. `change`: for settings that no user may have."""
     loaded = load_settings(environ={}, **{"url": place.url, "database": place.database, **settings})
     async with (
-        job_system(loaded, observer=observer) as system,
+        job_system(change(loaded), observer=observer) as system,
         system.ingesting() as ingestion,
     ):
         yield Scene(system, ingestion)

@@ -64,6 +64,8 @@ async def test_req_5_4_both_paths_tell_the_observer(quick):
             assert subject.stage and subject.attempt == 1
     published = {(subject.stage, topic) for subject, topic, _ in observer.of("published")}
     assert published == {
+        ("Queued", "job-processing"),
+        ("Queued", "job-events"),
         ("MetadataReady", "job-processing"),
         ("MetadataReady", "job-events"),
         ("TranscriptComplete", "job-events"),

@@ -10,7 +10,7 @@ def test_req_4_1_names_have_sane_defaults():
     settings = load_settings(environ={})
     assert settings.topics.processing == "job-processing"
     assert settings.topics.events == "job-events"
-    assert settings.stages.metadata.dead_letters("job-processing").topic == "job-processing-dead"
+    assert settings.stages.metadata.dead_letters("job-processing") == "job-processing-dead"
     assert settings.stages.metadata.filter == f'attributes.stage = "{JobStage.QUEUED}"'
     assert settings.api.host == "127.0.0.1"
 
@@ -61,8 +61,8 @@ def test_req_4_3_a_stage_may_have_dead_letters_of_its_own():
     settings = load_settings(
         environ={}, stages={"transcription": {"dead_letter_topic": "silent-films"}}
     )
-    assert settings.stages.transcription.dead_letters("job-processing").topic == "silent-films"
-    assert settings.stages.metadata.dead_letters("job-processing").topic == "job-processing-dead"
+    assert settings.stages.transcription.dead_letters("job-processing") == "silent-films"
+    assert settings.stages.metadata.dead_letters("job-processing") == "job-processing-dead"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.jobs import Done, JobStage, Reject, Retry, Stage
+from penstock.jobs import AudioInfo, DocumentInfo, Done, JobStage, Reject, Retry, Stage, Text
 from penstock.jobs.media.errors import MediaError
 from tests.jobs.samples import JOBS
 
@@ -84,14 +84,42 @@ async def test_a_handler_that_returns_nothing_is_a_mistake_that_is_named(caplog)
     assert "must return Done, Retry or Reject" in caplog.text
 
 
-async def test_a_job_at_another_stage_is_not_handled():
+async def test_a_job_at_another_stage_is_refused():
     other = Stage(
         name="metadata",
         consumes=JobStage.QUEUED,
         emits=JobStage.METADATA_READY,
         handler=raising(AssertionError),
     )
-    assert await other.run(JOB) == Reject("wrong-stage")
+    with pytest.raises(InvalidArgumentError, match="takes no jobs that are MetadataReady"):
+        await other.run(JOB)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Reject("Cannot open zoe@example.org's talk"),
+        Retry("no\nword"),
+        Reject(""),
+        Done(info=DocumentInfo(size=1, kind="pdf")),
+        Done(info=AudioInfo(duration=-1.0, size=1, container="wav", codec="x")),
+        Done(info=AudioInfo(duration=1.0, size=1, container="zoe@example.org", codec="x")),
+        Done(text=Text(segments=[], language="Zoe's English")),
+    ],
+)
+async def test_an_outcome_that_may_not_travel_is_a_mistake_of_the_handler(outcome, caplog):
+    async def handler(_):
+        return outcome
+
+    assert await stage(handler).run(JOB) == Reject("handler-error")
+    assert "zoe" not in caplog.text.lower()
+
+
+def test_limits_are_those_of_the_settings_unless_the_stage_has_its_own():
+    plain = stage(raising(AssertionError)).limited(5.0, 7)
+    assert (plain.time_limit, plain.max_attempts) == (5.0, 7)
+    own = stage(raising(AssertionError), time_limit=1.0, max_attempts=2).limited(5.0, 7)
+    assert (own.time_limit, own.max_attempts) == (1.0, 2)
 
 
 async def test_cancelling_the_caller_cancels_the_handler():

@@ -15,11 +15,11 @@ from types import TracebackType
 from typing import Generic, Self, TypeAlias, TypeVar
 
 from penstock.errors import AlreadyExistsError, PenstockError
-from penstock.flow import FlowControl
+from penstock.flow import Backoff, FlowControl
 from penstock.jobs.codec import InvalidMessageError, encode_event, encode_job
-from penstock.jobs.job import JobEvent, MediaType, ProcessingJob
+from penstock.jobs.job import JobEvent, JobStage, MediaType, ProcessingJob
 from penstock.jobs.settings import JobSettings, StageSettings, Topics
-from penstock.jobs.stage import Done, Outcome, Reject, Retry, judge
+from penstock.jobs.stage import Done, Outcome, Reject, Retry
 from penstock.jobs.store import JobRecord
 from penstock.jobs.telemetry import LoggingObserver, Observer, Observers, Subject
 from penstock.message import Draft, Message
@@ -35,12 +35,21 @@ Handle: TypeAlias = Callable[[T, int], Awaitable[Outcome]]
 
 ROUTED = ("stage", "mediaType")
 _WINDOW = 1000
+_REOPEN = Backoff(initial=1.0, maximum=30.0)
 
 
-def messages_of(record: JobRecord, topics: Topics) -> list[tuple[str, Draft]]:
+def messages_of(
+    record: JobRecord, topics: Topics, after: JobStage | None = None
+) -> list[tuple[str, Draft]]:
     """What a job says when it has reached its stage: an event, and work for the next stage if
-    there is one. Always the same for the same stage, so saying it twice is harmless."""
+    there is one. Always the same for the same stage, so saying it twice is harmless.
+
+    `after`: the stage a runner took it from. When it has gone on twice since, somebody may have
+    died before the first of the two was said, so that is said as well.
+    """
     said = [(topics.events, encode_event(record.event()))]
+    if after is JobStage.QUEUED and record.ready_at and record.job.stage.terminal:
+        said.insert(0, (topics.events, encode_event(record.metadata_event())))
     if not record.job.stage.terminal:
         said.insert(0, (topics.of(record.job.media_type), encode_job(record.job)))
     return said
@@ -74,8 +83,8 @@ class PubSubClient:
         """Make what is missing of topics and subscriptions; what exists is left as it is."""
         topics, stages = self.settings.topics, self.settings.stages
         stage_settings = (stages.metadata, stages.transcription)
-        dead = {s.dead_letters(topic).topic for s in stage_settings for topic in topics.work}
-        for topic in sorted(dead):
+        dead = {s.dead_letters(topic) for s in stage_settings for topic in topics.work}
+        for topic in sorted(dead | {topics.dead_events}):
             await self._create_topic(topic)
         for topic in (*topics.work, topics.events):
             await self._create_topic(topic, routed=True)
@@ -101,8 +110,9 @@ class PubSubClient:
                 topic=topic,
                 filter=settings.filter,
                 ack_deadline=settings.ack_deadline,
+                # For trouble of ours; how often a job may fail is counted in its row. There is no
+                # dead-letter policy: a broker would take a job out of circulation and tell nobody.
                 retry_policy=settings.retry_policy,
-                dead_letter_policy=settings.dead_letters(topic),
                 flow_control=FlowControl(max_messages=settings.concurrency),
                 streaming=Streaming(max_streams=1),
                 lease_extension=LeaseExtension(
@@ -118,16 +128,24 @@ class PubSubClient:
         self, settings: StageSettings, decode: Decode[T], handle: Handle[T], *, name: str
     ) -> Subscribers[T]:
         """`handle` is called with what messages of the stage decode to, while it is entered."""
+        room = asyncio.Semaphore(settings.concurrency)
+
+        async def in_turn(value: T, attempt: int) -> Outcome:
+            # Several topics share the concurrency of a stage.
+            async with room:
+                return await handle(value, attempt)
+
         return Subscribers(
             [
                 Subscriber(
                     subscription,
                     decode,
-                    handle,
+                    in_turn,
                     self.observer,
                     name=name,
-                    dead_letters=settings.dead_letters(subscription.topic or "").topic,
-                    retry_invalid=settings.invalid == "retry",
+                    publisher=self.publisher,
+                    dead_letters=settings.dead_letters(subscription.topic or ""),
+                    invalid_attempts=settings.max_attempts if settings.invalid == "retry" else 1,
                     drain=settings.drain,
                 )
                 for subscription in self.subscriptions(settings)
@@ -160,9 +178,9 @@ class Publisher:
     async def publish_event(self, event: JobEvent) -> None:
         await self.publish([(self._topics.events, encode_event(event))])
 
-    async def publish_stage(self, record: JobRecord) -> None:
+    async def publish_stage(self, record: JobRecord, after: JobStage | None = None) -> None:
         """Whatever a stored job has to say of its stage."""
-        await self.publish(messages_of(record, self._topics))
+        await self.publish(messages_of(record, self._topics, after))
 
     async def publish(self, messages: Sequence[tuple[str, Draft]]) -> None:
         """All of them; the first failure is raised once all are answered."""
@@ -190,8 +208,12 @@ class Publisher:
 class Subscriber(Generic[T]):
     """Calls a handler with what the messages of one subscription decode to.
 
-    Done is an ack, Retry a nack, Reject a dead letter. What cannot be decoded is a dead letter
-    too, or is tried again, as the settings say. A handler that raises is judged like a stage.
+    Done is an ack, Retry a nack, Reject a dead letter: published where `dead_letters` says, then
+    acked. What cannot be decoded is a dead letter too, at its delivery number `invalid_attempts`.
+    A handler that raises has met trouble of ours: the message comes back, however often.
+
+    A subscription that ends by itself, because it was deleted for instance, is opened again until
+    it can be.
     """
 
     def __init__(
@@ -202,8 +224,9 @@ class Subscriber(Generic[T]):
         observer: Observer,
         *,
         name: str,
-        dead_letters: str | None = None,
-        retry_invalid: bool = False,
+        publisher: Publisher,
+        dead_letters: str,
+        invalid_attempts: int = 1,
         drain: float = 10.0,
     ) -> None:
         self.subscription = subscription
@@ -211,13 +234,22 @@ class Subscriber(Generic[T]):
         self._handle = handle
         self._observer = observer
         self._name = name
+        self._publisher = publisher
         self._dead_letters = dead_letters
-        self._retry_invalid = retry_invalid
+        self._invalid_attempts = invalid_attempts
         self._drain = drain
+        self._keeper: asyncio.Task[None] | None = None
         subscription.on("message", self._on_message)
+        subscription.on("error", self._on_error)
+
+    @property
+    def listening(self) -> bool:
+        return self.subscription.is_open
 
     async def __aenter__(self) -> Self:
         self.subscription.open()
+        # Owned here: `aclose` ends it.
+        self._keeper = asyncio.get_running_loop().create_task(self._keep_open())
         return self
 
     async def __aexit__(
@@ -230,38 +262,76 @@ class Subscriber(Generic[T]):
 
     async def aclose(self) -> None:
         """Take nothing more, finish what runs within `drain` seconds, give back the rest."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait({self._keeper})
         await self.subscription.close(timeout=self._drain, nack_waiting=True)
         self.subscription.off("message", self._on_message)
+        self.subscription.off("error", self._on_error)
+
+    async def _keep_open(self) -> None:
+        failures = 0
+        while True:
+            await asyncio.sleep(_REOPEN.delay(failures + 1, lambda: 1.0))
+            if self.subscription.is_open:
+                failures = 0
+                continue
+            failures += 1
+            _log.error(
+                "Subscription %r of %s ended; opening it again", self.subscription.name, self._name
+            )
+            self.subscription.open()
+
+    def _on_error(self, error: Exception) -> None:
+        _log.warning("%s: subscription %r: %s", self._name, self.subscription.name, error)
 
     async def _on_message(self, message: Message) -> None:
         subject = subject_of(message.attributes, message.delivery_attempt)
         self._observer.received(subject, self.subscription.name)
         began = time.monotonic()
         try:
-            value = self._decode(message.data, message.attributes)
-        except InvalidMessageError as error:
-            outcome: Outcome = Retry(error.reason) if self._retry_invalid else Reject(error.reason)
-        else:
-            try:
-                outcome = await self._handle(value, message.delivery_attempt)
-            except asyncio.CancelledError:
-                self._observer.handled(subject, self._name, "lost", time.monotonic() - began)
-                raise
-            except Exception as error:
-                outcome = judge(error, f"{self._name} of job {subject.job_id}")
-        self._settle(message, outcome, subject)
+            outcome = await self._outcome(message, subject)
+            await self._settle(message, outcome, subject)
+        except asyncio.CancelledError:
+            self._observer.handled(subject, self._name, "lost", time.monotonic() - began)
+            raise
         took = time.monotonic() - began
         self._observer.handled(subject, self._name, type(outcome).__name__.lower(), took)
 
-    def _settle(self, message: Message, outcome: Outcome, subject: Subject) -> None:
+    async def _outcome(self, message: Message, subject: Subject) -> Outcome:
+        try:
+            value = self._decode(message.data, message.attributes)
+        except InvalidMessageError as error:
+            if message.delivery_attempt < self._invalid_attempts:
+                return Retry(error.reason)
+            return Reject(error.reason)
+        try:
+            return await self._handle(value, message.delivery_attempt)
+        except PenstockError as error:
+            _log.warning("%s of job %s is to wait: %s", self._name, subject.job_id, error)
+            return Retry("trouble")
+        except Exception:
+            _log.exception("%s of job %s met a mistake of ours", self._name, subject.job_id)
+            return Retry("trouble")
+
+    async def _settle(self, message: Message, outcome: Outcome, subject: Subject) -> None:
         match outcome:
             case Done():
                 message.ack()
             case Retry(_, after):
                 message.nack(None if after is None else min(600.0, max(0.0, after)))
             case Reject(reason):
-                message.reject()
-                self._observer.dead_lettered(subject, self._dead_letters or "none", reason)
+                draft = Draft.of(
+                    message.data, message.attributes, message_id=f"{message.id}.dead"[-256:]
+                )
+                try:
+                    await self._publisher.publish([(self._dead_letters, draft)])
+                except PenstockError as error:
+                    _log.warning("A dead letter has to wait: %s", error)
+                    message.nack()
+                    return
+                message.ack()
+                self._observer.dead_lettered(subject, self._dead_letters, reason)
 
 
 class Subscribers(Generic[T]):

@@ -61,7 +61,7 @@ def encode_job(job: ProcessingJob, attempt: int = 0) -> Draft:
     """
     again = f".{attempt}" if attempt else ""
     return Draft.of(
-        _encode(job),
+        _sound(_encode(job), _job_decoders[job.media_type]),
         attributes_of(job, job.stage, _previous(job)),
         message_id=f"{job.job_id}.{job.run}.{job.stage}{again}",
     )
@@ -69,10 +69,19 @@ def encode_job(job: ProcessingJob, attempt: int = 0) -> Draft:
 
 def encode_event(event: JobEvent) -> Draft:
     return Draft.of(
-        _encode(event),
+        _sound(_encode(event), _event_decoder),
         attributes_of(event, event.stage, event.previous),
         message_id=f"{event.job_id}.{event.run}.{event.stage}.event",
     )
+
+
+def _sound(data: bytes, decoder: msgspec.json.Decoder[Any]) -> bytes:
+    """What others would refuse is not sent: values are checked when they are read, not made."""
+    try:
+        decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgumentError(f"This may not be sent: {without_input(error)}") from None
+    return data
 
 
 def attributes_of(

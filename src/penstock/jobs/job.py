@@ -183,6 +183,14 @@ JOB_TYPES: dict[MediaType, type[ProcessingJob]] = {
 }
 
 
+INFO_TYPES: dict[MediaType, type[Info]] = {
+    MediaType.AUDIO: AudioInfo,
+    MediaType.VIDEO: VideoInfo,
+    MediaType.YOUTUBE: YouTubeInfo,
+    MediaType.DOCUMENT: DocumentInfo,
+}
+
+
 # Events.
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct, field
 
-from penstock.broker import DeadLetterPolicy, RetryPolicy, check_name
+from penstock.broker import RetryPolicy, check_name
 from penstock.errors import InvalidArgumentError
 from penstock.filters import parse_filter
 from penstock.jobs.job import JobStage, MediaType
@@ -73,12 +73,9 @@ class StageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             minimum_backoff=self.minimum_backoff, maximum_backoff=self.maximum_backoff
         )
 
-    def dead_letters(self, topic: str) -> DeadLetterPolicy:
-        # One delivery more than attempts: the worker gives up first, and says why.
-        return DeadLetterPolicy(
-            topic=self.dead_letter_topic or f"{topic}-dead",
-            max_delivery_attempts=min(100, self.max_attempts + 1),
-        )
+    def dead_letters(self, topic: str) -> str:
+        """Where dead letters of a topic go."""
+        return self.dead_letter_topic or f"{topic}-dead"
 
 
 class Topics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +93,11 @@ class Topics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def of(self, kind: MediaType) -> str:
         return self.media.get(kind, self.processing)
+
+    @property
+    def dead_events(self) -> str:
+        """Where messages go that should be events and are not."""
+        return f"{self.events}-dead"
 
     @property
     def work(self) -> tuple[str, ...]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import msgspec
 from msgspec import Struct
 
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.jobs.job import Info, JobStage, ProcessingJob, Seconds, Word
+from penstock.jobs.job import INFO_TYPES, Info, JobStage, ProcessingJob, Seconds, Word
 
 _log = logging.getLogger("penstock.jobs")
 
@@ -83,15 +84,16 @@ class Stage:
     """Takes jobs from `consumes` to `emits`.
 
     `time_limit`: seconds a handler may take, after which it is cancelled and tried again.
-    `max_attempts`: deliveries after which a job that still wants to be retried fails.
+    `max_attempts`: attempts after which a job that still wants to be retried fails. Both are as the
+    settings say unless given here.
     """
 
     name: str
     consumes: JobStage
     emits: JobStage
     handler: Handler
-    time_limit: float = 600.0
-    max_attempts: int = 5
+    time_limit: float | None = None
+    max_attempts: int | None = None
 
     def __post_init__(self) -> None:
         if not self.consumes.may_become(self.emits):
@@ -99,16 +101,25 @@ class Stage:
                 f"Stage {self.name!r} cannot take jobs from {self.consumes} to {self.emits}"
             )
 
+    def limited(self, time_limit: float, max_attempts: int) -> Stage:
+        """With these limits where it has none of its own."""
+        return replace(
+            self,
+            time_limit=time_limit if self.time_limit is None else self.time_limit,
+            max_attempts=max_attempts if self.max_attempts is None else self.max_attempts,
+        )
+
     async def run(self, job: ProcessingJob, attempt: int = 1) -> Outcome:
         """One attempt at a job, always answered; the last one is never a `Retry`."""
         outcome = await self._attempt(job)
-        if isinstance(outcome, Retry) and attempt >= self.max_attempts:
+        last = self.max_attempts is not None and attempt >= self.max_attempts
+        if isinstance(outcome, Retry) and last:
             return Reject(outcome.reason, gave_up=True)
         return outcome
 
     async def _attempt(self, job: ProcessingJob) -> Outcome:
         if job.stage is not self.consumes:
-            return Reject("wrong-stage")
+            raise InvalidArgumentError(f"Stage {self.name!r} takes no jobs that are {job.stage}")
         try:
             async with asyncio.timeout(self.time_limit) as limit:
                 outcome = await self.handler(job)
@@ -116,14 +127,36 @@ class Stage:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Retry("time-limit")
             return judge(error, f"Stage {self.name!r} of job {job.job_id}")
-        if not isinstance(outcome, Done | Retry | Reject):
-            _log.error(
-                "The handler of stage %r returned a %s; it must return Done, Retry or Reject",
-                self.name,
-                type(outcome).__name__,
-            )
+        wrong = _what_is_wrong(outcome, job)
+        if wrong is not None:
+            _log.error("The handler of stage %r %s", self.name, wrong)
             return Reject("handler-error")
         return outcome
+
+
+def _what_is_wrong(outcome: object, job: ProcessingJob) -> str | None:
+    """What a handler returns travels in messages and rows, so it must be of the kind that may."""
+    match outcome:
+        case Retry(reason) | Reject(reason):
+            if not _is(Word, reason):
+                return "gave a reason that is not a word such as 'malformed'"
+        case Done(info=info, text=text):
+            if info is not None and not _is(INFO_TYPES[job.media_type], msgspec.to_builtins(info)):
+                return f"returned info that a job of type {job.media_type} cannot have"
+            if text is not None and not _is(Text, msgspec.to_builtins(text)):
+                return "returned a text with values that no text has"
+        case _:
+            kind = type(outcome).__name__
+            return f"returned a {kind}; it must return Done, Retry or Reject"
+    return None
+
+
+def _is(kind: Any, value: object) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def judge(error: Exception, where: str) -> Retry | Reject:

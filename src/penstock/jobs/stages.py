@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -41,6 +41,11 @@ from penstock.jobs.settings import JobSettings, MediaSettings
 from penstock.jobs.stage import Done, Outcome, Reject, Retry, Segment, Stage, Text
 from penstock.jobs.store import ProcessingJobStore
 
+# Uploads are kept in a folder of the media root that plain references cannot name, and are stored
+# with the job as `upload:<user>/<name>`.
+UPLOAD = "upload:"
+UPLOADS = "uploads"
+
 _KINDS: dict[str, DocumentKind] = {
     ".txt": "text",
     ".md": "markdown",
@@ -57,6 +62,7 @@ class MediaTools:
 
     store: ProcessingJobStore
     source: MediaSource
+    uploads: MediaSource
     transcriber: Transcriber
     speakers: SpeakerRoleRegistry
     youtube: YouTubeClient | None = None
@@ -71,7 +77,14 @@ class MediaTools:
         record = await self.store.get(job.job_id)
         if record is None:
             raise MediaError("not_found", f"Job {job.job_id} is not in the store")
+        if record.source.startswith(UPLOAD):
+            return f"{UPLOADS}/{record.source.removeprefix(UPLOAD)}"
         return record.source
+
+    def open(self, reference: str) -> AbstractAsyncContextManager[Path]:
+        """The media of a reference that `reference` gave."""
+        mine = reference.startswith(f"{UPLOADS}/")
+        return (self.uploads if mine else self.source).open(reference)
 
 
 @asynccontextmanager
@@ -94,7 +107,9 @@ async def media_tools(
                 frozenset(settings.hosts),
                 max_bytes=settings.max_bytes,
                 timeout=settings.fetch_timeout,
+                reserved=frozenset({UPLOADS}),
             ),
+            uploads=MediaSource(settings.root, max_bytes=settings.max_bytes),
             transcriber=Transcriber(
                 settings.model, language=settings.language, threads=settings.threads
             ),
@@ -104,11 +119,11 @@ async def media_tools(
         )
 
 
-def metadata_stage(settings: JobSettings, tools: MediaTools) -> Stage:
+def metadata_stage(_: JobSettings, tools: MediaTools) -> Stage:
     async def handle(job: ProcessingJob) -> Outcome:
         if isinstance(job, YouTubeJob):
             return await _youtube_metadata(job, tools)
-        async with tools.source.open(reference := await tools.reference(job)) as path:
+        async with tools.open(reference := await tools.reference(job)) as path:
             return Done(info=await _info(job, reference, path))
 
     return Stage(
@@ -116,14 +131,12 @@ def metadata_stage(settings: JobSettings, tools: MediaTools) -> Stage:
         consumes=JobStage.QUEUED,
         emits=JobStage.METADATA_READY,
         handler=handle,
-        time_limit=settings.stages.metadata.time_limit,
-        max_attempts=settings.stages.metadata.max_attempts,
     )
 
 
-def transcription_stage(settings: JobSettings, tools: MediaTools) -> Stage:
+def transcription_stage(_: JobSettings, tools: MediaTools) -> Stage:
     async def handle(job: ProcessingJob) -> Outcome:
-        async with tools.source.open(reference := await tools.reference(job)) as path:
+        async with tools.open(reference := await tools.reference(job)) as path:
             if isinstance(job, DocumentJob):
                 return await _document_text(job, reference, path)
             return Done(text=await _transcribed(tools.transcriber, path))
@@ -133,8 +146,6 @@ def transcription_stage(settings: JobSettings, tools: MediaTools) -> Stage:
         consumes=JobStage.METADATA_READY,
         emits=JobStage.TRANSCRIPT_COMPLETE,
         handler=handle,
-        time_limit=settings.stages.transcription.time_limit,
-        max_attempts=settings.stages.transcription.max_attempts,
     )
 
 

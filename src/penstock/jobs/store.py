@@ -94,6 +94,7 @@ jobs = Table(
     Column("request", String(64)),
     Column("retry_us", BigInteger),
     Column("trying", Boolean, nullable=False),
+    Column("ready_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
     Column("updated_us", BigInteger, nullable=False),
     Index("penstock_jobs_by_user", "user_id", "created_us", "job_id"),
@@ -129,27 +130,17 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     request: str | None = None
     retry_at: datetime | None = None
     trying: bool = False
+    ready_at: datetime | None = None
+    """When its metadata was ready, in this run."""
 
     def event(self) -> JobEvent:
         """What to tell the world of its present stage; always the same for the same stage."""
-        job = self.job
-        common: dict[str, Any] = {
-            "job_id": job.job_id,
-            "user_id": job.user_id,
-            "media_type": job.media_type,
-            "run": job.run,
-            "at": self.updated_at,
-            "previous": self.previous,
-            "correlation_id": job.correlation_id,
-            "traceparent": job.traceparent,
-        }
-        match job.stage:
+        common = self._common(self.updated_at, self.previous)
+        match self.job.stage:
             case JobStage.QUEUED:
                 return JobQueued(**common)
             case JobStage.METADATA_READY:
-                duration = getattr(job.info, "duration", None)
-                size = getattr(job.info, "size", None)
-                return MetadataReady(**common, duration=duration, size=size)
+                return self.metadata_event()
             case JobStage.TRANSCRIPT_COMPLETE:
                 return TranscriptComplete(
                     **common,
@@ -161,6 +152,27 @@ class JobRecord(Struct, frozen=True, kw_only=True):
                 return JobFailed(**common, reason=self.reason or "unknown", attempts=self.attempts)
             case JobStage.CANCELLED:
                 return JobCancelled(**common)
+
+    def metadata_event(self) -> MetadataReady:
+        """What was to be told when its metadata was ready."""
+        return MetadataReady(
+            **self._common(self.ready_at or self.updated_at, JobStage.QUEUED),
+            duration=getattr(self.job.info, "duration", None),
+            size=getattr(self.job.info, "size", None),
+        )
+
+    def _common(self, at: datetime, previous: JobStage | None) -> dict[str, Any]:
+        job = self.job
+        return {
+            "job_id": job.job_id,
+            "user_id": job.user_id,
+            "media_type": job.media_type,
+            "run": job.run,
+            "at": at,
+            "previous": previous,
+            "correlation_id": job.correlation_id,
+            "traceparent": job.traceparent,
+        }
 
 
 class Standing(Enum):
@@ -211,6 +223,7 @@ class ProcessingJobStore:
         self.database = database
         self._reads = Together(self._get_many)
         self._steps = Together(self._take_in_a_transaction)
+        self._begins = Together(self._begin_each)
 
     async def __aenter__(self) -> Self:
         await self.database.create_tables(metadata)
@@ -224,6 +237,7 @@ class ProcessingJobStore:
     ) -> None:
         await self._reads.aclose()
         await self._steps.aclose()
+        await self._begins.aclose()
 
     # Reading.
 
@@ -347,11 +361,19 @@ class ProcessingJobStore:
             Step(job=job, to=JobStage.FAILED, reason=reason, attempts=attempts)
         )
 
-    # For runners whose broker counts no attempts and brings nothing back.
+    # Attempts are counted here, not by a broker: one counts what it delivered, whatever became of
+    # it, and gives up without telling anybody.
 
-    async def begin(self, wanted: Sequence[ProcessingJob]) -> dict[str, JobRecord]:
-        """Count an attempt at each job that is due, before it is made; it ends with a step or with
-        `postpone`, and is `trying` until then. Returns what is kept of all of them."""
+    async def begin(self, job: ProcessingJob) -> JobRecord | None:
+        """Count an attempt at a job if it is due, before it is made; it ends with a step or with
+        `end_attempt`, and is `trying` until then. Returns what is kept of it."""
+        return await self._begins.do(job)
+
+    async def _begin_each(self, wanted: Sequence[ProcessingJob]) -> Sequence[JobRecord | None]:
+        kept = await self.begin_all(wanted)
+        return [kept.get(job.job_id) for job in wanted]
+
+    async def begin_all(self, wanted: Sequence[ProcessingJob]) -> dict[str, JobRecord]:
         async with self.database.transaction() as connection:
             kept = await self.find(connection, [job.job_id for job in wanted], lock=True)
             begun = {
@@ -366,9 +388,14 @@ class ProcessingJobStore:
                 await connection.execute(_CHANGE, [_changed_row(one) for one in begun.values()])
         return kept | begun
 
-    async def postpone(self, job: ProcessingJob, seconds: float) -> None:
-        """The job is to be sent again after so many seconds, unless it goes on before."""
-        due = _micros(now()) + int(seconds * 1e6)
+    async def end_attempt(
+        self, job: ProcessingJob, *, counts: bool = True, again_in: float | None = None
+    ) -> None:
+        """An attempt ended and the job is where it was. `counts`: it failed, rather than being
+        interrupted. `again_in`: seconds after which the job is to be sent again, for runners
+        whose broker brings nothing back."""
+        due = None if again_in is None else _micros(now()) + int(again_in * 1e6)
+        fewer = 0 if counts else 1
         async with self.database.transaction() as connection:
             await connection.execute(
                 update(jobs)
@@ -376,8 +403,9 @@ class ProcessingJobStore:
                     jobs.c.job_id == job.job_id,
                     jobs.c.run == job.run,
                     jobs.c.stage == job.stage.value,
+                    jobs.c.trying,
                 )
-                .values(retry_us=due, trying=False)
+                .values(retry_us=due, trying=False, attempts=jobs.c.attempts - fewer)
             )
 
     async def to_retry(self, limit: int = 500) -> Sequence[JobRecord]:
@@ -439,7 +467,7 @@ def idempotent(
 
 _CHANGED = (
     *("stage", "previous", "run", "version", "info", "title", "reason", "attempts", "language"),
-    *("segments", "characters", "updated_us", "retry_us", "trying"),
+    *("segments", "characters", "updated_us", "retry_us", "trying", "ready_us"),
 )
 _CHANGE = (
     update(jobs)
@@ -497,10 +525,12 @@ def _after(record: JobRecord, step: Step) -> JobRecord:
         "retry_at": None,
         "trying": False,
     }
+    if step.to is JobStage.METADATA_READY:
+        changes["ready_at"] = changes["updated_at"]
     if again:
-        changes |= {"language": None, "segments": 0, "characters": 0}
+        changes |= {"language": None, "segments": 0, "characters": 0, "ready_at": None}
     if done.title is not None:
-        changes["title"] = done.title[:500]
+        changes["title"] = "".join(c for c in done.title if c.isprintable())[:500]
     if done.text is not None:
         changes["language"] = done.text.language
         changes["segments"] = len(done.text.segments)
@@ -525,6 +555,7 @@ def _changed_row(record: JobRecord) -> dict[str, Any]:
         "updated_us": _micros(record.updated_at),
         "retry_us": None if record.retry_at is None else _micros(record.retry_at),
         "trying": record.trying,
+        "ready_us": None if record.ready_at is None else _micros(record.ready_at),
     }
     return {"id": job.job_id} | {f"new_{name}": value for name, value in values.items()}
 
@@ -561,6 +592,7 @@ def _record(row: Row[Any]) -> JobRecord:
         request=kept["request"],
         retry_at=None if kept["retry_us"] is None else _moment(kept["retry_us"]),
         trying=kept["trying"],
+        ready_at=None if kept["ready_us"] is None else _moment(kept["ready_us"]),
     )
 
 
@@ -582,6 +614,6 @@ def _place(cursor: str) -> tuple[int, str]:
     try:
         text = base64.urlsafe_b64decode(cursor[:200] + "=" * (-len(cursor) % 4)).decode()
         at, _, job_id = text.partition(":")
-        return int(at), job_id
+        return int(at) % 2**63, job_id.replace("\0", "")
     except (ValueError, binascii.Error):
         raise InvalidArgumentError("This cursor is not one of ours; begin without one") from None

@@ -20,7 +20,7 @@ from penstock.errors import (
     NotFoundError,
 )
 from penstock.jobs.client import messages_of
-from penstock.jobs.codec import without_input
+from penstock.jobs.codec import encode_job, without_input
 from penstock.jobs.job import (
     JOB_TYPES,
     JobStage,
@@ -111,12 +111,17 @@ class JobService:
             await self._say(connection, made)
         return answers
 
+    async def aclose(self) -> None:
+        """Wait for what was begun."""
+        await self._creating.aclose()
+        await self._stepping.aclose()
+
     async def cancel(self, job_id: str, user_id: str | None = None) -> JobRecord:
         """Stop a job that is under way; one that was cancelled stays so."""
         return await self._change(job_id, user_id, JobStage.CANCELLED)
 
     async def retry(self, job_id: str, user_id: str | None = None) -> JobRecord:
-        """Run a job that failed or was cancelled anew; one that is queued stays so."""
+        """Run a job that failed or was cancelled anew; one that is queued is sent again."""
         return await self._change(job_id, user_id, JobStage.QUEUED)
 
     async def _change(self, job_id: str, user_id: str | None, to: JobStage) -> JobRecord:
@@ -125,6 +130,8 @@ class JobService:
             if record is None or user_id not in (None, record.job.user_id):
                 raise NotFoundError(f"Job {job_id[:36]} not found")
             if record.job.stage is to:
+                if to is JobStage.QUEUED:
+                    await self._send_again(record)
                 return record
             if not record.job.stage.may_become(to):
                 verb = "retried" if to is JobStage.QUEUED else "cancelled"
@@ -137,10 +144,21 @@ class JobService:
                 return changed
         raise FailedPreconditionError(f"Job {job_id} keeps changing; look at it and try again")
 
+    async def _send_again(self, record: JobRecord) -> None:
+        """Its message may have been lost, by an operator's hand for instance."""
+        again = encode_job(record.job, record.attempts + 1)
+        async with self.store.database.transaction() as connection:
+            await self._outbox.add(connection, self._topics.of(record.job.media_type), [again])
+        self._on_commit()
+
     async def _step(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
         async with self.store.database.transaction() as connection:
+            before = await self.store.find(connection, [step.job.job_id for step in steps])
             answers = await self.store.take(connection, steps)
-            await self._say(connection, [answer for answer in answers if answer is not None])
+            taken = [answer for answer in answers if answer is not None]
+            # How the run before ended may not have been said yet; nobody would after this.
+            ends = [before[r.job.job_id] for r in taken if r.job.stage is JobStage.QUEUED]
+            await self._say(connection, [*ends, *taken])
         return answers
 
     async def _say(self, connection: AsyncConnection, records: Sequence[JobRecord]) -> None:

@@ -14,14 +14,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.errors import PenstockError
-from penstock.jobs.client import PubSubClient
-from penstock.jobs.settings import JobSettings, StageSettings
+from penstock.jobs.client import PubSubClient, subject_of
+from penstock.jobs.job import JobStage
+from penstock.jobs.settings import JobSettings
 from penstock.jobs.stage import Stage
 from penstock.jobs.store import ProcessingJobStore
 from penstock.jobs.submit import JobService
 from penstock.jobs.telemetry import Observer
 from penstock.jobs.views import JobViews, Projection, SqlJobViews, Views
 from penstock.jobs.worker import StageWorker
+from penstock.message import Draft
 from penstock.pubsub import PubSub
 from penstock.transactional import Database, Outbox, Relay
 
@@ -63,21 +65,26 @@ class JobSystem:
                 views = await stack.enter_async_context(SqlJobViews(self.database))
             projection = Projection(self.client, views, self.settings.api.views_subscription)
             await stack.enter_async_context(projection)
-            relay = Relay(self.database, self.pubsub, outbox=outbox)
+            relay = Relay(self.database, self.pubsub, outbox=outbox, observe=self._observe)
             await stack.enter_async_context(relay)
             await stack.enter_async_context(_cleaning(outbox))
             service = JobService(self.store, outbox, self.settings.topics, on_commit=relay.wake)
+            stack.push_async_callback(service.aclose)
             yield Ingestion(
                 service=service, views=views, projection=projection, relay=relay, outbox=outbox
             )
 
-    def worker(self, stage: Stage) -> StageWorker:
-        """Runs a stage while it is entered."""
-        return StageWorker(stage, self.stage_settings(stage.name), self.client, self.store)
+    def _observe(
+        self, topic: str, draft: Draft, seconds: float, error: PenstockError | None
+    ) -> None:
+        self.client.observer.published(subject_of(draft.attributes, 1), topic, seconds, error)
 
-    def stage_settings(self, name: str) -> StageSettings:
+    def worker(self, stage: Stage) -> StageWorker:
+        """Runs a stage while it is entered, as the settings of the jobs it takes say."""
         stages = self.settings.stages
-        return stages.metadata if name == "metadata" else stages.transcription
+        first = stage.consumes is JobStage.QUEUED
+        settings = stages.metadata if first else stages.transcription
+        return StageWorker(stage, settings, self.client, self.store)
 
 
 @asynccontextmanager

@@ -31,33 +31,37 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    bindparam,
     select,
     tuple_,
+    update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.errors import AlreadyExistsError, InvalidArgumentError
-from penstock.flow import FlowControl
+from penstock.broker import Log
+from penstock.errors import AlreadyExistsError, InvalidArgumentError, PenstockError
+from penstock.flow import Backoff, FlowControl
 from penstock.jobs.client import PubSubClient, Subscriber
 from penstock.jobs.codec import InvalidMessageError, decode_event
 from penstock.jobs.job import (
     JobEvent,
-    JobFailed,
-    JobQueued,
     JobStage,
     MediaType,
-    MetadataReady,
-    TranscriptComplete,
     is_news,
 )
 from penstock.jobs.stage import Done
 from penstock.jobs.together import Together
+from penstock.message import Record
 from penstock.transactional import Database
 
 _log = logging.getLogger("penstock.jobs")
 MAX_PAGE = 200
 # What a watcher may be behind before it is told to look again at everything.
 _WATCHER_BUFFER = 1000
+# Seconds between looks at the event topic: what a live page is behind at most, or nearly.
+_POLL = 0.1
+_TROUBLE = Backoff(initial=0.5, maximum=10.0)
 
 
 class JobView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -85,10 +89,15 @@ class JobView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
         return int(self.queued_at.timestamp() * 1e6), self.job_id
 
 
+_FACTS = ("duration", "size", "language", "segments", "characters", "reason", "attempts")
+
+
 def seen(view: JobView | None, event: JobEvent) -> JobView | None:
-    """A view after an event; None when the event changes nothing."""
+    """A view after an event; None when the event changes nothing. The order of events does not
+    matter: a late one adds what it knows of the run the view is about."""
+    facts = _facts_of(event)
     if view is None:
-        view = JobView(
+        return JobView(
             job_id=event.job_id,
             user_id=event.user_id,
             media_type=event.media_type,
@@ -97,26 +106,23 @@ def seen(view: JobView | None, event: JobEvent) -> JobView | None:
             queued_at=event.at,
             updated_at=event.at,
             correlation_id=event.correlation_id,
+            **facts,
         )
-    elif not is_news(event.run, event.stage, view.run, view.stage):
-        return None
-    changes: dict[str, Any] = {"stage": event.stage, "run": event.run, "updated_at": event.at}
-    match event:
-        case JobQueued():
-            changes |= dict.fromkeys(
-                ("duration", "size", "language", "segments", "characters", "reason", "attempts")
-            )
-        case MetadataReady():
-            changes |= {"duration": event.duration, "size": event.size}
-        case TranscriptComplete():
-            changes |= {
-                "language": event.language,
-                "segments": event.segments,
-                "characters": event.characters,
-            }
-        case JobFailed():
-            changes |= {"reason": event.reason, "attempts": event.attempts}
-    return replace(view, **changes)
+    changes: dict[str, Any] = {}
+    if is_news(event.run, event.stage, view.run, view.stage):
+        if event.run > view.run:
+            changes = dict.fromkeys(_FACTS)
+        changes |= {"stage": event.stage, "run": event.run, "updated_at": event.at, **facts}
+    elif event.run == view.run:
+        changes = {name: value for name, value in facts.items() if getattr(view, name) is None}
+    if event.at < view.queued_at:
+        changes["queued_at"] = event.at
+    return replace(view, **changes) if changes else None
+
+
+def _facts_of(event: JobEvent) -> dict[str, Any]:
+    known = {name: getattr(event, name, None) for name in _FACTS}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 class Views(Protocol):
@@ -142,6 +148,14 @@ class Views(Protocol):
 
     async def count(self) -> int: ...
 
+    async def position(self, topic: str) -> int:
+        """The last event of a topic that was taken in for good, by its sequence."""
+        ...
+
+    async def reached(self, topic: str, sequence: int) -> None:
+        """Everything up to there was taken in."""
+        ...
+
 
 class JobViews:
     """In memory: the `max_jobs` that were heard of last."""
@@ -160,15 +174,22 @@ class JobViews:
                 continue
             self._views[event.job_id] = view
             self._views.move_to_end(event.job_id)
-            if known is None:
+            if known is None or known.place != view.place:
+                if known is not None:
+                    self._leave_place(known)
                 insort(self._places.setdefault(view.user_id, []), view.place)
-                if len(self._views) > self._max_jobs:
-                    self._forget_oldest()
+            if len(self._views) > self._max_jobs:
+                self._leave_place(self._views.popitem(last=False)[1])
             changed.append(view)
         return changed
 
-    def _forget_oldest(self) -> None:
-        _, view = self._views.popitem(last=False)
+    async def position(self, topic: str) -> int:  # noqa: ARG002 - it has seen nothing of any topic
+        return 0
+
+    async def reached(self, topic: str, sequence: int) -> None:
+        """What is in memory begins anew each time."""
+
+    def _leave_place(self, view: JobView) -> None:
         places = self._places[view.user_id]
         del places[bisect_left(places, view.place)]
         if not places:
@@ -222,10 +243,22 @@ sql_views = Table(
     Column("stage", String(24), nullable=False),
     Column("media_type", String(16), nullable=False),
     Column("queued_us", BigInteger, nullable=False),
-    Column("progress", BigInteger, nullable=False),
     Column("view", LargeBinary, nullable=False),
     Index("penstock_job_views_by_user", "user_id", "queued_us", "job_id"),
     Index("penstock_job_views_by_time", "queued_us", "job_id"),
+)
+
+
+sql_positions = Table(
+    "penstock_job_views_position",
+    sql_metadata,
+    Column("topic", String(255), primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
+)
+_CHANGE_VIEW = (
+    update(sql_views)
+    .where(sql_views.c.job_id == bindparam("id"))
+    .values({name: bindparam(f"new_{name}") for name in ("stage", "queued_us", "view")})
 )
 
 
@@ -245,13 +278,8 @@ class SqlJobViews:
     async def apply(self, events: Sequence[JobEvent]) -> Sequence[JobView]:
         if not events:
             return []
-        ids = {event.job_id for event in events}
         async with self._database.transaction() as connection:
-            query = select(sql_views.c.job_id, sql_views.c.view).where(sql_views.c.job_id.in_(ids))
-            if connection.dialect.name == "postgresql":
-                query = query.with_for_update()
-            rows = (await connection.execute(query)).all()
-            known = {job_id: msgspec.json.decode(view, type=JobView) for job_id, view in rows}
+            known = await self._locked(connection, events)
             changed: dict[str, JobView] = {}
             history = []
             for event in events:
@@ -260,19 +288,57 @@ class SqlJobViews:
                     known[event.job_id] = changed[event.job_id] = view
                     history.append(view)
             if changed:
-                dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-                upsert = dialect.insert(sql_views)
-                given = upsert.excluded
-                # Two processes may have read the same row: the later stage wins, whoever writes.
-                await connection.execute(
-                    upsert.on_conflict_do_update(
-                        index_elements=["job_id"],
-                        set_={name: given[name] for name in ("stage", "progress", "view")},
-                        where=sql_views.c.progress < given.progress,
-                    ),
-                    [_row(view) for view in changed.values()],
-                )
+                await connection.execute(_CHANGE_VIEW, [_row(view) for view in changed.values()])
         return history
+
+    async def _locked(
+        self, connection: AsyncConnection, events: Sequence[JobEvent]
+    ) -> dict[str, JobView]:
+        """The views of the jobs that events are about. New ones get a row first, without a view:
+        then there is one to lock, and of two processes the second sees what the first made."""
+        blank = {
+            event.job_id: {
+                "job_id": event.job_id,
+                "user_id": event.user_id,
+                "media_type": event.media_type.value,
+                "stage": "",
+                "queued_us": 0,
+                "view": b"",
+            }
+            for event in events
+        }
+        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+        await connection.execute(
+            dialect.insert(sql_views).on_conflict_do_nothing(index_elements=["job_id"]),
+            [blank[job_id] for job_id in sorted(blank)],
+        )
+        query = (
+            select(sql_views.c.job_id, sql_views.c.view)
+            .where(sql_views.c.job_id.in_(blank))
+            .order_by(sql_views.c.job_id)
+        )
+        if connection.dialect.name == "postgresql":
+            query = query.with_for_update()
+        rows = (await connection.execute(query)).all()
+        return {i: msgspec.json.decode(view, type=JobView) for i, view in rows if view}
+
+    async def position(self, topic: str) -> int:
+        """The last event of a topic that was taken in, by its sequence; 0 when none was."""
+        async with self._database.transaction(reading=True) as connection:
+            query = select(sql_positions.c.sequence).where(sql_positions.c.topic == topic)
+            return int(await connection.scalar(query) or 0)
+
+    async def reached(self, topic: str, sequence: int) -> None:
+        async with self._database.transaction() as connection:
+            dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+            upsert = dialect.insert(sql_positions).values(topic=topic, sequence=sequence)
+            await connection.execute(
+                upsert.on_conflict_do_update(
+                    index_elements=["topic"],
+                    set_={"sequence": sequence},
+                    where=sql_positions.c.sequence < sequence,
+                )
+            )
 
     async def get(self, job_id: str) -> JobView | None:
         async with self._database.transaction(reading=True) as connection:
@@ -316,13 +382,10 @@ class SqlJobViews:
 def _row(view: JobView) -> dict[str, Any]:
     queued, job_id = view.place
     return {
-        "job_id": job_id,
-        "user_id": view.user_id,
-        "stage": view.stage.value,
-        "media_type": view.media_type.value,
-        "queued_us": queued,
-        "progress": view.run * 4 + view.stage.rank,
-        "view": msgspec.json.encode(view),
+        "id": job_id,
+        "new_stage": view.stage.value,
+        "new_queued_us": queued,
+        "new_view": msgspec.json.encode(view),
     }
 
 
@@ -335,7 +398,7 @@ def read_cursor(cursor: str) -> tuple[int, str]:
     try:
         text = base64.urlsafe_b64decode(cursor[:200] + "=" * (-len(cursor) % 4)).decode()
         at, _, job_id = text.partition(":")
-        return int(at), job_id
+        return int(at) % 2**63, job_id.replace("\0", "")
     except (ValueError, binascii.Error):
         raise InvalidArgumentError("This cursor is not one of ours; begin without one") from None
 
@@ -351,31 +414,35 @@ class Lag:
 class Projection:
     """Keeps a read model up to date, and tells watchers what changes.
 
-    When entered it first takes in what the event topic still holds, where the broker can replay,
-    so a model in memory is whole before it answers; then it follows the topic.
+    Every process follows the whole event topic by its log, so each can tell its own watchers; the
+    model does not mind that several write to it. When entered it first takes in what it has not
+    seen, so a model in memory is whole before it answers. A broker without a log is followed
+    through `subscription`, which only one process may use.
     """
 
     def __init__(self, client: PubSubClient, views: Views, subscription: str = "job-views") -> None:
         self._client = client
         self._views = views
+        self._subscription = subscription
         self._topic = client.settings.topics.events
-        self._handle = client.pubsub.subscription(
-            subscription,
-            topic=self._topic,
-            flow_control=FlowControl(max_messages=500),
-            ack_deadline=60.0,
-        )
-        self._subscriber = Subscriber(
-            self._handle, decode_event, self._take, client.observer, name="projection"
-        )
         self._watchers: set[Watcher] = set()
-        self._taking = Together(self._apply)
+        self._next = 1
+        self._caught_up = asyncio.get_running_loop().time()
+        self._following: asyncio.Task[None] | None = None
+        self._subscriber: Subscriber[JobEvent] | None = None
+        self._taking = Together(self._take_all)
 
     async def __aenter__(self) -> Self:
-        with suppress(AlreadyExistsError):
-            await self._handle.create()
-        await self.rebuild()
-        await self._subscriber.__aenter__()
+        log = (await self._client.pubsub.broker()).log
+        if log is None:
+            await self._subscribe()
+            return self
+        self._next = await self._views.position(self._topic) + 1
+        taken = await self._catch_up(log)
+        if taken:
+            _log.info("The read model took in %d events of %r", taken, self._topic)
+        # Owned here: leaving ends it.
+        self._following = asyncio.get_running_loop().create_task(self._follow(log))
         return self
 
     async def __aexit__(
@@ -386,47 +453,99 @@ class Projection:
     ) -> None:
         for watcher in list(self._watchers):
             watcher.end()
-        await self._subscriber.aclose()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait({self._following})
+        if self._subscriber is not None:
+            await self._subscriber.aclose()
         await self._taking.aclose()
 
-    async def rebuild(self) -> int:
-        """Take in every event the topic holds; returns how many there were."""
+    async def lag(self) -> Lag:
         broker = await self._client.pubsub.broker()
         if broker.log is None:
-            if broker.capabilities.seek:
-                await self._handle.seek(datetime.fromtimestamp(0, UTC))
-            return 0
-        extent = await broker.log.extent(self._topic)
-        taken = 0
-        async for records in broker.log.read(self._topic, extent.first, extent.last):
-            events = []
-            for record in records:
-                # What does not decode is the subscription's to deal with.
-                with suppress(InvalidMessageError):
-                    events.append(decode_event(record.data, record.attributes))
-            await self._views.apply(events)
-            taken += len(records)
-        if taken:
-            _log.info("The read model was rebuilt from %d events of %r", taken, self._topic)
-        return taken
-
-    async def lag(self) -> Lag:
-        status = await self._handle.describe()
-        return Lag(events=status.backlog, seconds=status.oldest_age)
+            status = await self._client.pubsub.subscription(self._subscription).describe()
+            return Lag(events=status.backlog, seconds=status.oldest_age)
+        behind = max(0, (await broker.log.extent(self._topic)).last - self._next + 1)
+        since = asyncio.get_running_loop().time() - self._caught_up
+        return Lag(events=behind, seconds=since if behind else 0.0)
 
     def watch(self, user_id: str | None = None, job_id: str | None = None) -> Watcher:
         """Changes from now on, of one user or one job or all."""
         return Watcher(self._watchers, user_id, job_id)
 
+    async def _follow(self, log: Log) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._catch_up(log)
+                failures = 0
+            except PenstockError as error:
+                failures += 1
+                _log.warning("The read model cannot follow %r: %s", self._topic, error)
+            await asyncio.sleep(_POLL if not failures else _TROUBLE.delay(failures))
+
+    async def _catch_up(self, log: Log) -> int:
+        """Take in what the topic holds and we have not seen; returns how many messages."""
+        taken = 0
+        extent = await log.extent(self._topic)
+        if extent.last >= self._next:
+            async for records in log.read(self._topic, self._next, extent.last):
+                await self._take_records(records)
+                self._next = records[-1].sequence + 1
+                taken += len(records)
+            self._next = extent.last + 1
+            await self._views.reached(self._topic, extent.last)
+        self._caught_up = asyncio.get_running_loop().time()
+        return taken
+
+    async def _take_records(self, records: Sequence[Record]) -> None:
+        events = []
+        for record in records:
+            try:
+                events.append(decode_event(record.data, record.attributes))
+            except InvalidMessageError as error:
+                _log.warning(
+                    "Message %d of %r is no event: %s", record.sequence, self._topic, error.reason
+                )
+        await self._take_all(events)
+
+    async def _take_all(self, events: Sequence[JobEvent]) -> Sequence[Done]:
+        changed = list(await self._views.apply(events))
+        if self._watchers:
+            # What another process was faster to write is news to our watchers all the same.
+            ours = {view.job_id for view in changed}
+            for job_id in {event.job_id for event in events} - ours:
+                view = await self._views.get(job_id)
+                if view is not None:
+                    changed.append(view)
+            for watcher in list(self._watchers):
+                watcher.tell(changed)
+        return [Done()] * len(events)
+
+    async def _subscribe(self) -> None:
+        handle = self._client.pubsub.subscription(
+            self._subscription,
+            topic=self._topic,
+            flow_control=FlowControl(max_messages=500),
+            ack_deadline=60.0,
+        )
+        with suppress(AlreadyExistsError):
+            await handle.create()
+        if (await self._client.pubsub.broker()).capabilities.seek:
+            await handle.seek(datetime.fromtimestamp(0, UTC))
+        self._subscriber = Subscriber(
+            handle,
+            decode_event,
+            self._take,
+            self._client.observer,
+            name="projection",
+            publisher=self._client.publisher,
+            dead_letters=self._client.settings.topics.dead_events,
+        )
+        await self._subscriber.__aenter__()
+
     async def _take(self, event: JobEvent, _attempt: int) -> Done:
         return await self._taking.do(event)
-
-    async def _apply(self, events: Sequence[JobEvent]) -> Sequence[Done]:
-        """Events that come together are applied together."""
-        changed = await self._views.apply(events)
-        for watcher in list(self._watchers):
-            watcher.tell(changed)
-        return [Done()] * len(events)
 
 
 class Watcher:

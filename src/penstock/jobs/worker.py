@@ -17,7 +17,7 @@ from penstock.jobs.codec import decode_job
 from penstock.jobs.job import ProcessingJob
 from penstock.jobs.processing import process
 from penstock.jobs.settings import StageSettings
-from penstock.jobs.stage import Outcome, Stage
+from penstock.jobs.stage import Outcome, Retry, Stage
 from penstock.jobs.store import ProcessingJobStore
 
 _log = logging.getLogger("penstock.jobs")
@@ -33,7 +33,8 @@ class StageWorker:
         client: PubSubClient,
         store: ProcessingJobStore,
     ) -> None:
-        self.stage = stage
+        self.stage = stage.limited(settings.time_limit, settings.max_attempts)
+        self._retry = settings.retry_policy
         self._client = client
         self._store = store
         self._subscribers = client.subscriber(settings, decode_job, self._handle, name=stage.name)
@@ -51,9 +52,12 @@ class StageWorker:
     ) -> None:
         await self._subscribers.__aexit__(kind, error, traceback)
 
-    async def _handle(self, job: ProcessingJob, attempt: int) -> Outcome:
-        record = await self._store.get(job.job_id)
-        processed = await process(self.stage, self._store, job, record, attempt)
+    async def _handle(self, job: ProcessingJob, _delivery: int) -> Outcome:
+        store = self._store
+        record = await store.begin(job)
+        processed = await process(self.stage, store, job, record, self._retry)
         if processed.record is not None:
-            await self._client.publisher.publish_stage(processed.record)
+            await self._client.publisher.publish_stage(processed.record, job.stage)
+        if isinstance(processed.outcome, Retry):
+            await store.end_attempt(job)
         return processed.outcome

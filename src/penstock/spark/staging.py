@@ -105,7 +105,12 @@ class Runner:
         store = await enter(ProcessingJobStore(database))
         tools = await enter(media_tools(self._settings.media, store))
         factories = stage_factories(handlers)
-        return store, {name: make(self._settings, tools) for name, make in factories.items()}
+        stages = {}
+        for name, make in factories.items():
+            limits: StageSettings = getattr(self._settings.stages, name)
+            stage = make(self._settings, tools)
+            stages[name] = stage.limited(limits.time_limit, limits.max_attempts)
+        return store, stages
 
     async def _run(
         self, stage: Stage, settings: StageSettings, messages: Sequence[Incoming]
@@ -118,7 +123,7 @@ class Runner:
             except InvalidMessageError as error:
                 said.append(_dead(message, settings, error.reason))
         suspects = await self._suspects([job for _, job in jobs])
-        records = await self._store.begin([j for _, j in jobs if j.job_id not in suspects])
+        records = await self._store.begin_all([j for _, j in jobs if j.job_id not in suspects])
         room = asyncio.Semaphore(settings.concurrency)
 
         async def one(message: Incoming, job: ProcessingJob) -> list[tuple[str, Draft]]:
@@ -130,7 +135,7 @@ class Runner:
             said += answer
         for message, job in jobs:
             if job.job_id in suspects:
-                record = (await self._store.begin([job])).get(job.job_id)
+                record = await self._store.begin(job)
                 said += await self._process(stage, settings, message, job, record)
         return said
 
@@ -148,16 +153,13 @@ class Runner:
         job: ProcessingJob,
         record: JobRecord | None,
     ) -> list[tuple[str, Draft]]:
-        # Nobody would send again what no store knows.
-        attempt = stage.max_attempts if record is None else max(1, record.attempts)
-        processed = await process(stage, self._store, job, record, attempt)
+        processed = await process(stage, self._store, job, record, settings.retry_policy)
         said: list[tuple[str, Draft]] = []
         if processed.record is not None:
-            said += messages_of(processed.record, self._settings.topics)
+            said += messages_of(processed.record, self._settings.topics, job.stage)
         match processed.outcome:
             case Retry(_, after):
-                wait = settings.retry_policy.delay(attempt) if after is None else after
-                await self._store.postpone(job, wait)
+                await self._store.end_attempt(job, again_in=after or 0.0)
             case Reject(reason):
                 said.append(_dead(message, settings, reason))
         return said
@@ -165,7 +167,7 @@ class Runner:
 
 def _dead(message: Incoming, settings: StageSettings, reason: str) -> tuple[str, Draft]:
     """The message as it came, kept where somebody can look at it."""
-    topic = settings.dead_letters(message.topic).topic
+    topic = settings.dead_letters(message.topic)
     _log.warning("Dead letter of %s: %s (%s)", message.topic, message.message_id, reason)
     return topic, Draft.of(
         message.data, message.attributes, message_id=f"{message.message_id}.dead"[:256]

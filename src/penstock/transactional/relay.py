@@ -67,7 +67,8 @@ class Relay:
     died have to wait. `poll`: seconds between looks at the database when `wake()` is not called.
     `retry`: how long a row waits after a failure, and a topic while the broker is out of reach.
     `max_attempts`: a row that failed so often is dead; a broker out of reach does not count.
-    `timeout`: seconds a publish may take. `checkpoint` is called with the name of each step.
+    `timeout`: seconds a publish may take. `checkpoint` is called with the name of each step,
+    `observe` with topic, draft, seconds and error of each publish.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Relay:
         timeout: float = 30.0,
         name: str | None = None,
         checkpoint: Callable[[str], None] | None = None,
+        observe: Callable[[str, Draft, float, PenstockError | None], None] | None = None,
     ) -> None:
         check_whole("batch", batch, 1)
         check_whole("max_bytes", max_bytes, 1)
@@ -104,6 +106,7 @@ class Relay:
         self._max_attempts = max_attempts
         self._timeout = timeout
         self._checkpoint = checkpoint or _nothing
+        self._observe = observe
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         # The name may be shared; what is claimed under it must not be.
         self._claims = Claims(database, f"{self.name}-{secrets.token_hex(6)}", lease)
@@ -266,8 +269,14 @@ class Relay:
         self, topic: str, rows: Sequence[Claimed], outcomes: Outcomes
     ) -> None:
         self._checkpoint("publishing")
+        began = asyncio.get_running_loop().time()
         answers = await self._answers(topic, [row.draft for row in rows])
         self._checkpoint("published")
+        if self._observe is not None:
+            took = asyncio.get_running_loop().time() - began
+            for row, answer in zip(rows, answers, strict=True):
+                error = answer.error if isinstance(answer, PublishFault) else None
+                self._observe(topic, row.draft, took, error)
         out_of_reach: PenstockError | None = None
         for row, answer in zip(rows, answers, strict=True):
             if isinstance(answer, Receipt):

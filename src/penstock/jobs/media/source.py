@@ -36,7 +36,8 @@ class MediaSource:
 
     `root` None refuses files; no `hosts` refuses the web. A host stands for its default port;
     `"media.example:8443"` allows another. `timeout` is for a whole download. `verify` is what
-    httpx takes: a TLS context for hosts with a private authority.
+    httpx takes: a TLS context for hosts with a private authority. `reserved`: folders in the root
+    that are out of bounds.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class MediaSource:
         resolver: Resolver = resolve,
         folder: Path | str | None = None,
         verify: ssl.SSLContext | bool = True,
+        reserved: frozenset[str] = frozenset(),
     ) -> None:
         self._root = Path(root).resolve() if root is not None else None
         self._hosts = frozenset(host.lower() for host in hosts)
@@ -61,6 +63,7 @@ class MediaSource:
         self._resolver = resolver
         self._folder = folder
         self._verify = verify
+        self._reserved = reserved
 
     @asynccontextmanager
     async def open(self, reference: str) -> AsyncIterator[Path]:
@@ -125,7 +128,10 @@ class MediaSource:
             raise MediaError("forbidden", "The file cannot be reached") from None
         if not real.is_relative_to(root):
             raise MediaError("forbidden", "The file is outside the media folder")
-        return self._walk(root, real.relative_to(root).parts)
+        parts = real.relative_to(root).parts
+        if parts and parts[0] in self._reserved:
+            raise MediaError("forbidden", "The file is in a folder that is not for everybody")
+        return self._walk(root, parts)
 
     def _walk(self, root: Path, parts: tuple[str, ...]) -> int:
         """Step by step without following links: what was resolved may have been swapped since."""
