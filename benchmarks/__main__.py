@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from benchmarks import jetstream, memory_broker
+from benchmarks import jetstream, memory_broker, spark
 
 
 async def main() -> bool:
-    return all([await memory_broker.main(), await jetstream.main()])
+    return all([await memory_broker.main(), await jetstream.main(), await spark.main()])
 
 
 if __name__ == "__main__":

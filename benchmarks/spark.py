@@ -70,11 +70,13 @@ async def _fetch(url: str, first: int, count: int) -> list[tuple[Any, ...]]:
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
         opt_start_seq=first,
     )
-    sub = await client.jetstream().pull_subscribe("orders", config=config)
+    sub = await client.jetstream().pull_subscribe("rows", config=config)
     rows: list[tuple[Any, ...]] = []
     while len(rows) < count:
-        for message in await sub.fetch(min(500, count - len(rows)), timeout=10):
-            rows.append((message.metadata.sequence.stream, message.subject, message.data))
+        rows += [
+            (message.metadata.sequence.stream, message.subject, message.data)
+            for message in await sub.fetch(min(500, count - len(rows)), timeout=10)
+        ]
     await client.close()
     return rows
 
@@ -98,14 +100,15 @@ class Ways:
         return await asyncio.to_thread(self._alone)
 
     def _alone(self) -> float:
-        options = SourceOptions.of({"url": self.url, "topic": "orders"})
+        options = SourceOptions.of({"url": self.url, "topic": "rows"})
         began = time.perf_counter()
-        found = read_range(options, source_schema(headers=False), LogRange("orders", 1, ROWS))
+        part = LogRange("rows", 1, ROWS, bulk=True)
+        found = read_range(options, source_schema(headers=False), part)
         assert sum(batch.num_rows for batch in found) == ROWS
         return (time.perf_counter() - began) / ROWS
 
     async def table(self) -> float:
-        frame = self.spark.read.format("penstock").options(url=self.url, topic="orders").load()
+        frame = self.spark.read.format("penstock").options(url=self.url, topic="rows").load()
         return self._noop(frame, ROWS)
 
     async def fetching(self) -> float:
@@ -122,7 +125,7 @@ class Ways:
         """A stream in four batches; the time of its triggers, without starting up."""
         frame = (
             self.spark.readStream.format("penstock")
-            .options(url=self.url, topic="orders", maxOffsetsPerTrigger=ROWS // 4)
+            .options(url=self.url, topic="rows", maxOffsetsPerTrigger=ROWS // 4)
             .load()
         )
         query = (
@@ -136,7 +139,7 @@ class Ways:
         assert sum(rows_of(p) for p in query.recentProgress) == ROWS
         query.stop()
         # The first batch starts the Python workers.
-        return sum(taken[1:]) / 1000 / (ROWS * (len(taken) - 1) / len(taken))
+        return float(sum(taken[1:])) / 1000 / (ROWS * (len(taken) - 1) / len(taken))
 
     async def sink(self) -> float:
         self.runs += 1
@@ -156,7 +159,7 @@ class Ways:
         """Seconds of a trigger with few rows."""
         return self._triggers(
             self.spark.readStream.format("penstock")
-            .options(url=self.url, topic="orders", maxOffsetsPerTrigger=10)
+            .options(url=self.url, topic="rows", maxOffsetsPerTrigger=10)
             .load()
         )
 
@@ -198,9 +201,10 @@ async def main() -> bool:
 
 
 async def _measure(ways: Ways) -> bool:
-    await fill(ways.url, "orders", ROWS)
+    await fill(ways.url, "rows", ROWS)
     async with PubSub(ways.url) as pubsub:
         await pubsub.topic("sunk").create()
+        await pubsub.topic("orders").create()
     await warmed(ways.table, ways.stream, ways.sink, ways.fetching)
     figures = await interleaved(
         REPEATS,

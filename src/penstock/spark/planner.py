@@ -18,6 +18,8 @@ from penstock.spark.reader import LogRange, report_loss
 # Each subject of a filter is a read of its own; beyond a few, reading everything is cheaper.
 _MOST_SUBJECTS = 4
 _CONSUMED = "workqueue"
+# Making and deleting a consumer takes about as long as reading this many messages directly.
+_WORTH_BULK = 1_000
 
 
 class Planner:
@@ -68,7 +70,7 @@ class Planner:
     def ranges(self, start: Offsets, end: Offsets, *, strict: bool = True) -> list[LogRange]:
         """The partitions of a batch. With `strict`, what is gone of it is reported."""
         begin = dict(start)
-        subjects = {}
+        subjects, lasting = {}, {}
         for topic, stream in self._streams.items():
             info = stream.info()
             extent = _extent(info)
@@ -87,8 +89,14 @@ class Planner:
                         f"{extent.first}: {first - start[topic]} messages are gone",
                     )
             subjects[topic] = self._subjects(topic, info)
+            lasting[topic] = info["config"].get("retention") == "limits"
         parts = split(begin, end, self._options.max_records, self._options.min_partitions)
-        return [LogRange(topic, low, high, subjects[topic]) for topic, low, high in parts]
+        return [
+            LogRange(
+                topic, low, high, subjects[topic], lasting[topic] and high - low >= _WORTH_BULK
+            )
+            for topic, low, high in parts
+        ]
 
     def _subjects(self, topic: str, info: dict[str, Any]) -> tuple[str, ...]:
         if not self._options.filter:
