@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from penstock.brokers.nats.catalogue import topic_config
@@ -67,8 +67,11 @@ class Planner:
             found[topic] = extents[topic].end if sequence is None else sequence
         return found
 
-    def ranges(self, start: Offsets, end: Offsets, *, strict: bool = True) -> list[LogRange]:
-        """The partitions of a batch. With `strict`, what is gone of it is reported."""
+    def ranges(
+        self, start: Offsets, end: Offsets, *, promised: Collection[str] | None = None
+    ) -> list[LogRange]:
+        """The partitions of a batch. What is gone of the `promised` topics (all of them, unless
+        told) is reported."""
         begin = dict(start)
         subjects, lasting = {}, {}
         for topic, stream in self._streams.items():
@@ -82,7 +85,8 @@ class Planner:
             first = min(extent.first, end[topic])
             if first > start[topic]:
                 begin[topic] = first
-                if strict and start[topic] > 1 and not _is_compacted(info):
+                is_promised = promised is None or topic in promised
+                if is_promised and not _is_compacted(info):
                     report_loss(
                         self._options,
                         f"Topic {topic!r} was to be read from {start[topic]} and begins at "
