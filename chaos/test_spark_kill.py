@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,14 @@ class Pipeline:
     def lines(self):
         return self.output.read_text(errors="replace").splitlines()
 
-    def kill(self):
-        """Driver and JVM at once; the workers notice that nobody speaks to them."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """Kill driver, JVM and executors at once; Python workers notice that nobody speaks to
+        them."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def finish(self):
@@ -62,44 +68,40 @@ class Pipeline:
 
 def test_a_driver_killed_in_the_middle_of_batches_loses_and_repeats_nothing(server, tmp_path):
     for _ in range(4):
-        pipeline = Pipeline(server, tmp_path)
-        pipeline.wait_for_batches(random.randint(1, 3))
-        time.sleep(random.random() * 0.5)
-        pipeline.kill()
-    last = Pipeline(server, tmp_path)
-    last.finish()
+        with Pipeline(server, tmp_path) as pipeline:
+            pipeline.wait_for_batches(random.randint(1, 3))
+            time.sleep(random.random() * 0.5)
+    with Pipeline(server, tmp_path) as last:
+        last.finish()
     assert sorted(map(int, stored(server.url, "copied"))) == list(range(TOTAL))
 
 
-def executors(parent):
-    """Executor JVMs of a local cluster."""
+def executors(pipeline):
+    """The executor JVMs of a local cluster; they are in the group of its driver."""
     found = subprocess.run(
-        ["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True
+        ["ps", "-ewwo", "pid,pgid,args"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     return [
         int(line.split()[0])
         for line in found
-        if "CoarseGrainedExecutorBackend" in line and f"--app-id {parent}" in line
+        if "CoarseGrainedExecutorBackend" in line and line.split()[1] == str(pipeline.process.pid)
     ]
 
 
 def test_an_executor_that_is_killed_is_replaced_and_nothing_is_lost_or_repeated(server, tmp_path):
-    before = set(executors("app-"))
-    pipeline = Pipeline(server, tmp_path, "local-cluster[2,1,1024]")
-    pipeline.wait_for_batches(2)
-    ours = [pid for pid in executors("app-") if pid not in before]
-    assert ours, "\n".join(pipeline.lines()[-30:])
-    os.kill(ours[0], signal.SIGKILL)
-    pipeline.finish()
+    with Pipeline(server, tmp_path, "local-cluster[2,1,1024]") as pipeline:
+        pipeline.wait_for_batches(2)
+        os.kill(executors(pipeline)[0], signal.SIGKILL)
+        pipeline.finish()
     assert sorted(map(int, stored(server.url, "copied"))) == list(range(TOTAL))
 
 
 def test_a_server_killed_under_a_query_is_waited_for(server, tmp_path):
-    pipeline = Pipeline(server, tmp_path)
-    for _ in range(3):
-        pipeline.wait_for_batches(2)
-        server.kill()
-        time.sleep(0.5)
-        server.start()
-    pipeline.finish()
+    with Pipeline(server, tmp_path) as pipeline:
+        for _ in range(3):
+            pipeline.wait_for_batches(2)
+            server.kill()
+            time.sleep(0.5)
+            server.start()
+        pipeline.finish()
     assert sorted(map(int, stored(server.url, "copied"))) == list(range(TOTAL))

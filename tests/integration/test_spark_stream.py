@@ -163,6 +163,46 @@ def test_messages_purged_under_a_query_stop_it_or_are_skipped(spark, server, tmp
     assert found == [*range(1, 11), *range(21, 31)]
 
 
+def failing(frame, folder):
+    """A query that fails in its first batch with rows."""
+
+    def act(rows, number):
+        if rows.count():
+            raise RuntimeError("the first attempt fails")
+
+    writer = frame.writeStream.foreachBatch(act)
+    return writer.option("checkpointLocation", str(folder / "out-checkpoint")).start()
+
+
+def test_a_first_batch_that_was_purged_before_it_was_run_again_is_noticed(spark, server, tmp_path):
+    make(server.url, "first-batch")
+    fill(server.url, "first-batch", range(1, 11))
+    frame = stream(spark, server.url, "first-batch", startingOffsets='{"first-batch": 1}')
+    with pytest.raises(StreamingQueryException, match="the first attempt fails"):
+        failing(frame, tmp_path).awaitTermination(40)
+    api(server.url, "STREAM.PURGE.first-batch", {"seq": 5})
+    with pytest.raises(StreamingQueryException, match="4 messages are gone"):
+        run_available(frame, tmp_path)
+
+
+def test_a_stream_from_the_latest_begins_there_also_after_its_first_batch_failed(
+    spark, server, tmp_path
+):
+    make(server.url, "from-latest")
+    fill(server.url, "from-latest", range(3))
+    frame = stream(spark, server.url, "from-latest", startingOffsets="latest")
+    query = failing(frame, tmp_path)
+    until(lambda: query.lastProgress is not None)
+    fill(server.url, "from-latest", range(3, 6))
+    with pytest.raises(StreamingQueryException, match="the first attempt fails"):
+        query.awaitTermination(40)
+    fill(server.url, "from-latest", range(6, 9))
+    out = run_available(frame, tmp_path)
+    # It lists the files of every batch, and the first was another sink's.
+    shutil.rmtree(out / "_spark_metadata")
+    assert sorted(numbers(spark.read.parquet(str(out)))) == list(range(3, 9))
+
+
 def test_a_topic_that_was_made_anew_is_noticed(spark, server, tmp_path):
     make(server.url, "remade")
     fill(server.url, "remade", range(10))

@@ -55,8 +55,8 @@ class LogReader(DataSourceReader):
                 end[topic] = min(end[topic], extents[topic].end, high)
                 start[topic] = min(start[topic], end[topic])
             # What a table has lost before it was looked at is not there, as in any table.
-            explicit = bool(self._options.starting.sequences)
-            found = planner.ranges(start, end, strict=explicit)
+            promised = [topic for topic in start if self._options.starting.of(topic) > 0]
+            found = planner.ranges(start, end, promised=promised)
         finally:
             planner.close()
         # Spark takes no partitions for one that nobody planned.

@@ -122,7 +122,11 @@ class Fence:
 
     def _ids(self, since: int) -> set[str]:
         last = self._topic.info()["state"]["last_seq"]
-        return {name for columns in self._topic.read(since, last) for name in columns.ids}
+        return {
+            name.decode(errors="replace")
+            for columns in self._topic.read(since, last)
+            for name in columns.ids
+        }
 
     def _last(self) -> tuple[Mark | None, int]:
         """The leader's word: a replica may be behind."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from penstock.brokers.nats.local import LocalServer
 from penstock.errors import UnavailableError
+
+_BYE = b"bye"
 
 
 class Keeper:
@@ -37,17 +40,21 @@ class Keeper:
     def close(self) -> None:
         with suppress(OSError):
             assert self._process.stdin is not None  # noqa: S101
-            self._process.stdin.close()
+            with self._process.stdin as pipe:
+                pipe.write(_BYE)
         self._process.wait()
 
 
 def main() -> None:
-    local = LocalServer(Path(sys.argv[1]))
+    local, parent = LocalServer(Path(sys.argv[1])), os.getppid()
     local.enter()
     try:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        sys.stdin.buffer.read()
+        if sys.stdin.buffer.read() != _BYE:
+            # It is dying, and may hold its lock a moment longer than the other end of our input.
+            while os.getppid() == parent:
+                time.sleep(0.01)
     finally:
         local.leave()
 

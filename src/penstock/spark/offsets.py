@@ -6,7 +6,7 @@ difference of two offsets is how many sequences lie between them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -29,6 +29,10 @@ class Position:
     def of(self, topic: str) -> int:
         """A sequence, or -1 for the latest or -2 for the earliest."""
         return self.sequences.get(topic, self.edge)
+
+    def is_latest_for(self, topics: Iterable[str]) -> bool:
+        """It moves with what is published, for some topic."""
+        return self.moment_us is None and any(self.of(topic) == _LATEST for topic in topics)
 
 
 EARLIEST = Position(_EARLIEST)

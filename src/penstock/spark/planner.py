@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from penstock.brokers.nats.catalogue import topic_config
@@ -18,6 +18,8 @@ from penstock.spark.reader import LogRange, report_loss
 # Each subject of a filter is a read of its own; beyond a few, reading everything is cheaper.
 _MOST_SUBJECTS = 4
 _CONSUMED = "workqueue"
+# Making and deleting a consumer takes about as long as reading this many messages directly.
+_WORTH_BULK = 1_000
 
 
 class Planner:
@@ -65,10 +67,13 @@ class Planner:
             found[topic] = extents[topic].end if sequence is None else sequence
         return found
 
-    def ranges(self, start: Offsets, end: Offsets, *, strict: bool = True) -> list[LogRange]:
-        """The partitions of a batch. With `strict`, what is gone of it is reported."""
+    def ranges(
+        self, start: Offsets, end: Offsets, *, promised: Collection[str] | None = None
+    ) -> list[LogRange]:
+        """The partitions of a batch. What is gone of the `promised` topics (all of them, unless
+        told) is reported."""
         begin = dict(start)
-        subjects = {}
+        subjects, lasting = {}, {}
         for topic, stream in self._streams.items():
             info = stream.info()
             extent = _extent(info)
@@ -80,15 +85,22 @@ class Planner:
             first = min(extent.first, end[topic])
             if first > start[topic]:
                 begin[topic] = first
-                if strict and start[topic] > 1 and not _is_compacted(info):
+                is_promised = promised is None or topic in promised
+                if is_promised and not _is_compacted(info):
                     report_loss(
                         self._options,
                         f"Topic {topic!r} was to be read from {start[topic]} and begins at "
                         f"{extent.first}: {first - start[topic]} messages are gone",
                     )
             subjects[topic] = self._subjects(topic, info)
+            lasting[topic] = info["config"].get("retention") == "limits"
         parts = split(begin, end, self._options.max_records, self._options.min_partitions)
-        return [LogRange(topic, low, high, subjects[topic]) for topic, low, high in parts]
+        return [
+            LogRange(
+                topic, low, high, subjects[topic], lasting[topic] and high - low >= _WORTH_BULK
+            )
+            for topic, low, high in parts
+        ]
 
     def _subjects(self, topic: str, info: dict[str, Any]) -> tuple[str, ...]:
         if not self._options.filter:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from penstock.brokers.nats.bulk import BulkReader
 from penstock.brokers.nats.sweep import Columns, Stream
-from penstock.errors import DataLossError
+from penstock.errors import DataLossError, PermissionDeniedError
 from penstock.filters import parse_filter
 from penstock.spark.door import Door
 from penstock.spark.options import SourceOptions
@@ -22,12 +23,16 @@ _log = logging.getLogger("penstock")
 
 @dataclass
 class LogRange(InputPartition):
-    """`first` to `last` of a topic, both included; only these `subjects`, when there are any."""
+    """`first` to `last` of a topic, both included; only these `subjects`, when there are any.
+
+    `bulk`: a consumer may be made to read it, and is worth it.
+    """
 
     topic: str
     first: int
     last: int
     subjects: tuple[str, ...] = ()
+    bulk: bool = False
 
 
 def read_range(
@@ -54,6 +59,21 @@ def read_range(
 
 
 def _columns(stream: Stream, part: LogRange) -> Iterator[Columns]:
+    at = part.first
+    if part.bulk:
+        try:
+            for columns in BulkReader(stream, part.subjects).read(at, part.last):
+                at = columns.sequences[-1] + 1
+                yield columns
+        except PermissionDeniedError:
+            # This user may read and make no consumers.
+            part = replace(part, first=at)
+        else:
+            return
+    yield from _direct(stream, part)
+
+
+def _direct(stream: Stream, part: LogRange) -> Iterator[Columns]:
     if len(part.subjects) <= 1:
         subject = part.subjects[0] if part.subjects else ""
         return stream.read(part.first, part.last, subject)

@@ -63,8 +63,8 @@ def to_batch(schema: pa.Schema, topic: str, columns: Columns) -> pa.RecordBatch:
     arrays = {
         "topic": _repeated(topic, count),
         "sequence": pa.array(columns.sequences, pa.int64()),
-        "subject": pa.array(columns.subjects, pa.string()),
-        "message_id": pa.array(columns.ids, pa.string()),
+        "subject": _text(columns.subjects),
+        "message_id": _text(columns.ids),
         "ordering_key": pa.array([keys.get(row) for row in range(count)], pa.string())
         if keys
         else pa.nulls(count, pa.string()),
@@ -81,6 +81,14 @@ def to_batch(schema: pa.Schema, topic: str, columns: Columns) -> pa.RecordBatch:
             _all_headers(topic, columns), count, schema.field("headers").type
         )
     return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+
+
+def _text(values: list[bytes]) -> pa.Array:
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        # Not everybody who publishes sends UTF-8.
+        return pa.array([value.decode(errors="replace") for value in values], pa.string())
 
 
 def _repeated(text: str, count: int) -> pa.Array:
@@ -108,7 +116,8 @@ def _texts(by_row: dict[int, dict[str, str]], count: int, kind: pa.DataType) -> 
 def _all_headers(topic: str, columns: Columns) -> dict[int, dict[str, str]]:
     """Messages with an id alone are read without looking at it as a header."""
     found = dict(columns.headers)
-    for row, name in enumerate(columns.ids):
+    for row, given in enumerate(columns.ids):
+        name = given.decode(errors="replace")
         if row not in found and name != f"{topic}-{columns.sequences[row]}":
             found[row] = {"Nats-Msg-Id": name}
     return found

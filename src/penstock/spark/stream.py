@@ -39,6 +39,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, Extent] | None = None
         self._latest: Offsets | None = None
         self._idle = 0.0
+        self._begins_at_latest = options.starting.is_latest_for(options.topics)
 
     @property
     def _planner(self) -> Planner:
@@ -62,6 +63,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = known(start, self._options.topics)
         if ordered(start) != self._initial:
             self._planner.consume(begin)
+        elif self._begins_at_latest:
+            # Spark writes down where batches end, and asks again where the first began. So the
+            # first is empty, and its end says where the rest begins.
+            self._begins_at_latest = False
+            return begin
         extents = self._target if self._target is not None else self._news(begin)
         if isinstance(limit, ReadAllAvailable):
             return advance(begin, extents)
@@ -99,7 +105,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = known(start, self._options.topics)
         # A topic that was added later has no end in a batch that was planned before.
         until = {topic: int(end.get(topic, at)) for topic, at in begin.items()}
-        return self._planner.ranges(begin, until)
+        return self._planner.ranges(begin, until, promised=start)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogRange)  # noqa: S101

@@ -173,7 +173,8 @@ def _drafts(batch: pa.RecordBatch, topic: str, prefix: str, first: int) -> list[
         return batch.column(name).to_pylist() if name in names else [None] * count
 
     data = column("data")
-    if pa.types.is_string(batch.schema.field("data").type):
+    kind = batch.schema.field("data").type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         data = [text.encode() if text is not None else None for text in data]
     if None in data:
         raise InvalidArgumentError("Column 'data' is null in some row; filter these out")

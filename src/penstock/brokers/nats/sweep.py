@@ -55,8 +55,8 @@ class Columns:
 
     def __init__(self) -> None:
         self.sequences: list[int] = []
-        self.ids: list[str] = []
-        self.subjects: list[str] = []
+        self.ids: list[bytes] = []
+        self.subjects: list[bytes] = []
         self.published: list[int] = []
         """Microseconds since the epoch."""
         self.data: list[bytes] = []
@@ -67,6 +67,27 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    def add(
+        self,
+        topic: str,
+        sequence: int,
+        subject: bytes,
+        published: int,
+        headers: dict[str, str],
+        payload: bytes,
+    ) -> None:
+        """A message with headers; the hot loops do the same for those without."""
+        row = len(self)
+        self.sequences.append(sequence)
+        self.subjects.append(subject)
+        self.published.append(published)
+        self.data.append(payload)
+        self.size += len(payload)
+        self.ids.append((headers.get("Nats-Msg-Id") or f"{topic}-{sequence}").encode())
+        self.headers[row] = headers
+        if ORDERING_KEY in headers:
+            self.keys[row] = headers[ORDERING_KEY]
 
     def attributes(self, row: int) -> dict[str, str]:
         found = self.headers.get(row)
@@ -101,14 +122,14 @@ class Stream:
 
     def __init__(self, topic: str, connection: Reconnecting) -> None:
         self.topic = topic
-        self._name = encode_name(topic)
-        self._connection = connection
+        self.name = encode_name(topic)
+        self.connection = connection
 
     def info(self) -> dict[str, Any]:
         """The leader's own word."""
-        info: dict[str, Any] = self._connection.call(
+        info: dict[str, Any] = self.connection.call(
             lambda connection: connection.request(
-                f"STREAM.INFO.{self._name}", missing=lambda: TopicNotFoundError(self.topic)
+                f"STREAM.INFO.{self.name}", missing=lambda: TopicNotFoundError(self.topic)
             )
         )
         if not info["config"].get("allow_direct"):
@@ -119,9 +140,9 @@ class Stream:
 
     def purge(self, before: int) -> None:
         """Forget everything below a sequence. Idempotent."""
-        self._connection.call(
+        self.connection.call(
             lambda connection: connection.request(
-                f"STREAM.PURGE.{self._name}",
+                f"STREAM.PURGE.{self.name}",
                 {"seq": before},
                 missing=lambda: TopicNotFoundError(self.topic),
             )
@@ -169,9 +190,9 @@ class Stream:
     def _next_on_leader(self, at: int, subject: str) -> int | None:
         """The next sequence there is, as the leader knows it: a replica may be behind."""
         try:
-            answer = self._connection.call(
+            answer = self.connection.call(
                 lambda connection: connection.request(
-                    f"STREAM.MSG.GET.{self._name}",
+                    f"STREAM.MSG.GET.{self.name}",
                     {"seq": at, "next_by_subj": subject or ">"},
                     missing=lambda: TopicNotFoundError(self.topic),
                 )
@@ -183,13 +204,13 @@ class Stream:
 
     def _get(self, request: dict[str, Any]) -> Columns:
         payload = msgspec.json.encode(request)
-        found: Columns = self._connection.call(lambda connection: self._sweep(connection, payload))
+        found: Columns = self.connection.call(lambda connection: self._sweep(connection, payload))
         return found
 
     def _sweep(self, connection: BlockingConnection, payload: bytes) -> Columns:
         columns = Columns()
-        reply = connection.send(f"$JS.API.DIRECT.GET.{self._name}", b"", payload)
-        parser = _Parser(self.topic, reply, connection, columns)
+        reply = connection.send(f"$JS.API.DIRECT.GET.{self.name}", b"", payload)
+        parser = Parser(self.topic, reply, connection, columns)
         status = parser.run()
         if status == _NO_RESPONDERS:
             raise TopicNotFoundError(self.topic)
@@ -200,7 +221,7 @@ class Stream:
         return columns
 
 
-class _Parser:
+class Parser:
     """Fills columns with the answers to one request."""
 
     def __init__(
@@ -237,8 +258,8 @@ class _Parser:
         sequence_of, id_of = columns.sequences.append, columns.ids.append
         subject_of, published_of = columns.subjects.append, columns.published.append
         data_of = columns.data.append
-        match, topic, reply, at, size = _MESSAGE.match, self._topic, self._reply, 0, len(data)
-        subjects: dict[bytes, str] = {}
+        match, topic, reply = _MESSAGE.match, self._topic.encode(), self._reply
+        at, size = 0, len(data)
         self._missing = taken = 0
         while at < size:
             found = match(data, at)
@@ -263,11 +284,8 @@ class _Parser:
             taken += len(payload)
             number = int(sequence)
             sequence_of(number)
-            id_of(name.decode() if name else f"{topic}-{number}")
-            text = subjects.get(subject)
-            if text is None:
-                text = subjects[subject] = subject.decode()
-            subject_of(text)
+            id_of(name or b"%b-%d" % (topic, number))
+            subject_of(subject)
             published_of(_seconds(moment) + _fraction(digits))
             data_of(payload)
         columns.size += taken
@@ -288,16 +306,17 @@ class _Parser:
         if end + 2 > len(data):
             self._missing = end + 2 - len(data)
             return -1
-        if words[1] == self._reply and words[0] == b"HMSG":
-            body = begin + int(words[-2])
-            self._full(data[begin:body], data[body:end])
+        body = begin + int(words[-2]) if words[0] == b"HMSG" else begin
+        status = status_of(data[begin:body])[0] if body > begin else 0
+        if not status:
+            self._full(words, data[begin:body], data[body:end])
+        elif words[1] == self._reply:
+            self._status = status
         return end + 2
 
-    def _full(self, block: bytes, payload: bytes) -> None:
-        """A status, or a message with headers of its own."""
-        status = status_of(block)[0]
-        if status:
-            self._status = status
+    def _full(self, words: list[bytes], block: bytes, payload: bytes) -> None:
+        """A message with headers of its own."""
+        if words[1] != self._reply:
             return
         at = block.rfind(b"\r\nNats-Stream: ") + 2
         added = _ADDED.match(block, at)
@@ -305,19 +324,10 @@ class _Parser:
             raise InternalError(
                 f"The NATS server sent a message of topic {self._topic!r} without its place"
             )
-        columns, row = self._columns, len(self._columns)
         subject, sequence, moment, digits = added.groups()
-        number = int(sequence)
-        columns.sequences.append(number)
-        columns.subjects.append(subject.decode())
-        columns.published.append(_seconds(moment) + _fraction(digits))
-        columns.data.append(payload)
-        columns.size += len(payload)
         headers = decode_header(block[:at] + b"\r\n") if at > len(HEADER_BLOCK) else {}
-        columns.ids.append(headers.get("Nats-Msg-Id") or f"{self._topic}-{number}")
-        columns.headers[row] = headers
-        if ORDERING_KEY in headers:
-            columns.keys[row] = headers[ORDERING_KEY]
+        published = _seconds(moment) + _fraction(digits)
+        self._columns.add(self._topic, int(sequence), subject, published, headers, payload)
 
 
 _known_seconds: dict[bytes, int] = {}
