@@ -19,7 +19,7 @@ up: setup ## the same, and it stays up until Ctrl-C
 	@$(RUN) examples/demo.py --forever
 
 test: check ## everything that proves it
-	@$(RUN) -m pytest
+	@$(RUN) -m pytest -n 2 --dist loadgroup
 
 check: setup ## lint, types, layers
 	@$(RUN) -m ruff check .

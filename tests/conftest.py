@@ -1,4 +1,8 @@
-"""Async tests run in virtual time unless they ask for real time."""
+"""Async tests run in virtual time unless they ask for real time.
+
+With several processes (`-n 2`) the tests of a file stay together, because they share servers, and all
+that need Spark share one: it takes seconds to start, and two of them would fill the machine.
+"""
 
 import inspect
 from collections.abc import Iterator
@@ -13,6 +17,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_async = isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj)
         if is_async and not item.get_closest_marker("real_time"):
             item.add_marker("virtual_time")
+        on_spark = "spark" in item.nodeid or "the_demo" in item.nodeid
+        item.add_marker(
+            pytest.mark.xdist_group("spark" if on_spark else item.nodeid.split("::")[0])
+        )
 
 
 @pytest.fixture(scope="session")

@@ -1,46 +1,34 @@
 """The stages of the jobs on Spark: the same result as by the asyncio worker, whatever dies."""
 
-import asyncio
-import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from penstock import Draft
-from penstock.brokers.nats.local import LocalServer
 from penstock.errors import InvalidArgumentError
-from penstock.jobs import JobStage, MediaType, job_system, load_settings
-from penstock.jobs.views import SqlJobViews
+from penstock.jobs import JobStage, load_settings
 from penstock.spark.pipeline import Pipeline, PipelineOptions
-from penstock.transactional import Database
 from tests.spark_handlers import CALLS
+from tests.spark_jobs import (
+    HANDLERS,
+    all_ended,
+    job_settings,
+    records,
+    stored,
+    submit,
+    views,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.timeout(240)]
-HANDLERS = "tests.spark_handlers:STAGES"
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def settings(tmp_path):
-    folder = tmp_path / "broker"
-    quick = {"minimum_backoff": 0, "maximum_backoff": 0, "max_attempts": 3}
-    found = load_settings(
-        environ={},
-        url=f"local://{folder}",
-        database=f"sqlite:///{tmp_path}/jobs.db",
-        stages={"metadata": quick, "transcription": quick},
-        api={"views": "sql"},
-    )
-    LocalServer(folder).keep()
-    yield found
-    LocalServer(folder).stop()
+    with job_settings(tmp_path) as found:
+        yield found
 
 
 def options(tmp_path, **more):
@@ -49,53 +37,6 @@ def options(tmp_path, **more):
         history=str(tmp_path / "history"),
         **{"handlers": HANDLERS, "trigger": 0.1, **more},
     )
-
-
-def submit(settings, *sources, strangers=()):
-    """Ask for a job for each source; returns their ids."""
-
-    async def run():
-        async with job_system(settings) as system, system.ingesting() as ingestion:
-            made = [
-                (await ingestion.service.submit("user-1", MediaType.AUDIO, source))[0]
-                for source in sources
-            ]
-            broker = await system.pubsub.broker()
-            await broker.publish("job-processing", list(strangers))
-            while await ingestion.outbox.pending():
-                await asyncio.sleep(0.02)
-            return [record.job.job_id for record in made]
-
-    return asyncio.run(run())
-
-
-def views(settings, job_ids):
-    """What the projection has made of the jobs."""
-
-    async def run():
-        async with Database(settings.database) as database, SqlJobViews(database) as model:
-            return [await model.get(job_id) for job_id in job_ids]
-
-    return asyncio.run(run())
-
-
-def records(settings, job_ids):
-    async def run():
-        async with job_system(settings) as system:
-            return [await system.store.get(job_id) for job_id in job_ids]
-
-    return asyncio.run(run())
-
-
-def stored(settings, topic):
-    async def run():
-        async with job_system(settings) as system:
-            log = (await system.pubsub.broker()).log
-            extent = await log.extent(topic)
-            batches = log.read(topic, extent.first, extent.last)
-            return [record async for batch in batches for record in batch]
-
-    return asyncio.run(run())
 
 
 @contextmanager
@@ -117,17 +58,6 @@ def running(pipeline):
         thread.join(90)
     assert not thread.is_alive()
     assert not failures
-
-
-def wait_for(condition, within=90.0):
-    until = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < until, "took too long"
-        time.sleep(0.2)
-
-
-def all_ended(settings, job_ids):
-    return lambda: all(r.job.stage.terminal for r in records(settings, job_ids))
 
 
 def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tmp_path):
@@ -202,44 +132,6 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_others_complete(spark, 
     good, deadly, other = records(settings, jobs)
     assert {good.job.stage, other.job.stage} == {JobStage.METADATA_READY}
     assert (deadly.job.stage, deadly.reason) == (JobStage.FAILED, "gave-up")
-
-
-def test_a_driver_killed_in_the_middle_of_a_batch_loses_and_doubles_nothing(settings, tmp_path):
-    CALLS.prepare(tmp_path)
-    jobs = submit(settings, *(["slowish.wav"] * 6))
-    command = [
-        *(sys.executable, "-c", "from penstock.cli.main import main; main()", "pipeline"),
-        *("run", "--master", "local[2]", "--url", settings.url),
-        *("--database", settings.database, "--checkpoints", str(tmp_path / "checkpoints")),
-        *("--handlers", HANDLERS, "--trigger", "0.1"),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def start():
-        return subprocess.Popen(
-            command,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
-
-    first = start()
-    try:
-        wait_for(lambda: any(CALLS.of(tmp_path, job_id) for job_id in jobs))
-    finally:
-        os.killpg(first.pid, signal.SIGKILL)
-        first.wait()
-    second = start()
-    try:
-        wait_for(all_ended(settings, jobs), within=120)
-        wait_for(lambda: all(v and v.stage.terminal for v in views(settings, jobs)))
-    finally:
-        second.terminate()
-        assert second.wait(60) == 0
-    assert {r.job.stage for r in records(settings, jobs)} == {JobStage.TRANSCRIPT_COMPLETE}
-    events = Counter(record.message_id for record in stored(settings, "job-events"))
-    assert len(events) == 18 and set(events.values()) == {1}
 
 
 @pytest.mark.parametrize(
