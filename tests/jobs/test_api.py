@@ -2,16 +2,24 @@
 
 import asyncio
 import json
+import os
+import socket
+import struct
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.jobs import Done, JobStage, Reject, load_settings
+from penstock.jobs.telemetry import LoggingObserver, Observers, PrometheusObserver
 from penstock.web import create_app, serve
 from penstock.web.access import Access, is_loopback
+from penstock.web.streams import Streams
+from penstock.web.uploads import Uploads
 from tests.jobs.scenes import INFO, jobs_on
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(60)]
@@ -158,6 +166,199 @@ async def test_a_stream_that_is_left_is_forgotten(quick):
                 await asyncio.sleep(0.02)
 
 
+async def nobody_watches(scene, streams):
+    async with asyncio.timeout(10):
+        while scene.ingestion.projection._watchers or streams.watching:
+            await asyncio.sleep(0.02)
+
+
+async def asks(client, path, headers=""):
+    """A request by hand, so that it can be left at any moment."""
+    host, port = client.base_url.host, client.base_url.port
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n{headers}\r\n".encode())
+    return reader, writer
+
+
+async def test_a_stream_whose_reader_left_at_once_is_forgotten(quick, monkeypatch):
+    begun = count_calls(monkeypatch, Streams, "of_user")
+    streams = remembered(monkeypatch)
+    async with api_on(quick, work=False) as (client, scene):
+        for n in range(100):
+            _, writer = await asks(client, "/events")
+            await asyncio.sleep(n / 20_000)
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+        assert (await client.head("/events")).status_code == 405
+        await nobody_watches(scene, streams[0])
+    assert begun
+
+
+def count_calls(monkeypatch, kind, name):
+    calls, real = [], getattr(kind, name)
+
+    def counted(*args, **named):
+        calls.append(args)
+        return real(*args, **named)
+
+    monkeypatch.setattr(kind, name, counted)
+    return calls
+
+
+def remembered(monkeypatch, **limits):
+    """Every `Streams` that an application makes, with these limits."""
+    made = []
+
+    def make(projection):
+        made.append(Streams(projection, **limits))
+        return made[-1]
+
+    monkeypatch.setattr("penstock.web.app.Streams", make)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("limits", "welcome"),
+    [({"most": 5}, {1: 5, 2: 0}), ({"most": 9, "most_of_one": 5}, {1: 5, 2: 4})],
+)
+async def test_streams_are_bounded_in_all_and_for_each_user(quick, monkeypatch, limits, welcome):
+    streams = remembered(monkeypatch, **limits)
+    async with api_on(quick, work=False, api={"tokens": TOKENS}) as (client, scene):
+        writers = []
+        for user, expected in welcome.items():
+            header = f"Authorization: {as_user(user)['Authorization']}\r\n"
+            answers = []
+            for _ in range(7):
+                reader, writer = await asks(client, "/events", header)
+                writers.append(writer)
+                head = await reader.readuntil(b"\r\n\r\n")
+                answers.append(int(head.split()[1]))
+                if answers[-1] == 200:
+                    await reader.readuntil(b": watching")
+            assert answers == [200] * expected + [429] * (7 - expected)
+        assert streams[0].watching == sum(welcome.values())
+        refused = await client.get("/events", headers=as_user(1))
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.headers["retry-after"] and "try again" in refused.json()["detail"]
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+        await nobody_watches(scene, streams[0])
+        async with client.stream("GET", "/events", headers=as_user(1)) as again:
+            assert again.status_code == 200
+
+
+async def test_an_end_between_asking_and_watching_is_not_missed(quick):
+    async with api_on(quick, work=False, api={"views": "sql"}) as (client, scene):
+        job_id = (await client.post("/jobs", json=JOB)).json()["jobId"]
+        await scene.view_at(job_id, JobStage.QUEUED)
+        views, read = scene.ingestion.views, scene.ingestion.views.get
+
+        async def ends_meanwhile(wanted):
+            view = await read(wanted)
+            views.get = read
+            await scene.ingestion.service.cancel(job_id)
+            await scene.view_at(job_id, JobStage.CANCELLED)
+            return view
+
+        views.get = ends_meanwhile
+        async with asyncio.timeout(20):
+            found = await events_of(client, f"/jobs/{job_id}/events", 99)
+        assert [event["stage"] for event in found] == ["Cancelled"]
+
+
+async def test_an_end_between_watching_and_reading_is_told_once_and_in_order(quick):
+    async with api_on(quick, work=False) as (client, scene):
+        job_id = (await client.post("/jobs", json=JOB)).json()["jobId"]
+        await scene.view_at(job_id, JobStage.QUEUED)
+        views, read = scene.ingestion.views, scene.ingestion.views.get
+        reads = 0
+
+        async def ends_after_the_second(wanted):
+            nonlocal reads
+            reads += 1
+            view = await read(wanted)
+            if reads == 2:
+                views.get = read
+                await scene.ingestion.service.cancel(job_id)
+                await scene.view_at(job_id, JobStage.CANCELLED)
+            return view
+
+        views.get = ends_after_the_second
+        async with asyncio.timeout(20):
+            found = await events_of(client, f"/jobs/{job_id}/events", 99)
+        assert [event["stage"] for event in found] == ["Queued", "Cancelled"]
+
+
+async def test_the_same_file_sent_twice_is_one_upload_and_the_same_job(quick, tmp_path):
+    media = {"root": str(tmp_path)}
+    async with api_on(quick, work=False, api={"tokens": TOKENS}, media=media) as (client, _):
+
+        async def send(user, extension="wav", content=b"sound"):
+            answer = await client.post(
+                "/uploads",
+                params={"extension": extension},
+                content=content,
+                headers=as_user(user),
+            )
+            return answer.json()["uploadId"]
+
+        first = await send(1)
+        kept = tmp_path / "uploads" / "user-1" / first
+        inode = kept.stat().st_ino
+        assert await send(1) == first and kept.stat().st_ino == inode
+        assert [path.name for path in kept.parent.iterdir()] == [first]
+        different = {first, await send(1, content=b"other"), await send(1, "mp3"), await send(2)}
+        assert len({name.partition(".")[0] for name in different}) == 4
+        jobs = [
+            await client.post(
+                "/jobs",
+                json={"mediaType": "audio", "uploadId": await send(1)},
+                headers=as_user(1) | {"Idempotency-Key": "k"},
+            )
+            for _ in range(2)
+        ]
+        assert jobs[0].json()["jobId"] == jobs[1].json()["jobId"]
+        assert jobs[1].headers["idempotent-replayed"] == "true"
+
+
+DAY = 86_400
+
+
+async def test_old_uploads_are_swept_and_those_in_use_are_kept(quick, tmp_path):
+    media = {"root": str(tmp_path), "keep_uploads": 10 * DAY}
+    folder = tmp_path / "uploads" / "local"
+    folder.mkdir(parents=True)
+
+    def put(name, days):
+        path = folder / name
+        path.write_bytes(b"x")
+        os.utime(path, (time.time() - days * DAY,) * 2)
+        return path
+
+    ages = {"a": 11, "b": 9, "c": 9}
+    old, used, young = (put(f"med_{digit * 32}.wav", days) for digit, days in ages.items())
+    given_up, coming = put("a.partial", 2), put("b.partial", 0.5)
+    stranger = put("notes.txt", 99)
+    async with api_on(quick, work=False, media=media) as (client, _):
+        await until_gone(old, given_up)
+        assert all(path.exists() for path in (used, young, coming, stranger))
+        body = {"mediaType": "audio", "uploadId": used.name}
+        assert (await client.post("/jobs", json=body)).status_code == 202
+        gone = await client.post("/jobs", json=body | {"uploadId": old.name})
+        assert gone.status_code == 404
+    uploads = Uploads(load_settings(environ={}, media=media).media)
+    assert uploads.sweep(8 * DAY) == 1
+    assert used.exists() and not young.exists()
+
+
+async def until_gone(*paths):
+    async with asyncio.timeout(10):
+        while any(path.exists() for path in paths):
+            await asyncio.sleep(0.01)
+
+
 async def test_media_is_uploaded_and_used(quick, tmp_path):
     sources = []
 
@@ -177,7 +378,8 @@ async def test_media_is_uploaded_and_used(quick, tmp_path):
                 "/jobs", json={"mediaType": "audio", "uploadId": upload["uploadId"]}
             )
             await scene.ended(job.json()["jobId"])
-    file = tmp_path / sources[0]
+    assert sources == [f"upload:local/{upload['uploadId']}"]
+    file = tmp_path / "uploads" / "local" / upload["uploadId"]
     assert file.read_bytes() == sent
     assert file.stat().st_mode & 0o777 == 0o600
 
@@ -232,6 +434,8 @@ async def test_everybody_sees_their_own_jobs_only(quick, tmp_path):
             {"mediaType": "audio", "uploadId": upload_id},
             {"mediaType": "audio", "source": f"uploads/user-1/{upload_id}"},
             {"mediaType": "audio", "source": f"./uploads/user-1/{upload_id}"},
+            {"mediaType": "audio", "source": f"upload:user-1/{upload_id}"},
+            {"mediaType": "audio", "source": f" UPLOAD:user-1/{upload_id}"},
         ):
             answer = await client.post("/jobs", json=body, headers=theirs)
             assert answer.status_code in (400, 404)
@@ -325,6 +529,8 @@ PRIVATE = "zoe-at-example"
         (json.dumps(JOB | {"correlationId": f"{PRIVATE} @"}).encode(), 400),
         (json.dumps({"mediaType": "youtube", "source": PRIVATE}).encode(), 400),
         (json.dumps({"mediaType": "audio", "source": "x\0"}).encode(), 400),
+        (json.dumps(JOB | {"title": f"{PRIVATE}\0"}).encode(), 400),
+        (json.dumps(JOB | {"title": f"{PRIVATE}\n"}).encode(), 400),
         (json.dumps(JOB | {"title": PRIVATE * 5000}).encode(), 413),
     ],
 )
@@ -351,6 +557,9 @@ async def test_a_wrong_request_is_a_problem_that_repeats_nothing(quick, body, st
         "/jobs?limit=zoe-at-example",
         "/jobs?stage=zoe-at-example",
         "/jobs?cursor=zoe-at-example",
+        "/jobs?cursor=",
+        "/jobs?cursor=%00",
+        "/jobs?cursor=" + "a" * 121,
         "/jobs/job_" + "0" * 32,
         "/static/../app.py",
     ],
@@ -442,6 +651,37 @@ async def test_a_crash_between_database_and_broker_loses_and_doubles_nothing(tmp
         await scene.ended(record.job.job_id)
         assert len(await scene.stored("job-processing")) == 2
         assert len(await scene.stored("job-events")) == 3
+
+
+async def test_a_title_that_a_database_cannot_keep_is_a_problem(postgres):
+    from tests.jobs.scenes import Place
+
+    place = Place("memory://", postgres.new_database())
+    async with api_on(place, work=False) as (client, _):
+        answer = await client.post("/jobs", json=JOB | {"title": "a\0b"})
+        assert answer.status_code == 400
+        assert "title" in answer.json()["detail"]
+
+
+def test_an_empty_media_folder_is_not_the_current_one():
+    with pytest.raises(InvalidArgumentError, match=r"media\.root"):
+        load_settings(environ={"PENSTOCK_MEDIA__ROOT": ""})
+
+
+async def test_metrics_are_what_an_observer_counted(quick):
+    registry_before = set(REGISTRY._collector_to_names)
+    observer = Observers(LoggingObserver(), PrometheusObserver())
+    try:
+        async with api_on(quick, observer=observer) as (client, scene):
+            made = await client.post("/jobs", json=JOB)
+            await scene.ended(made.json()["jobId"])
+            text = (await client.get("/metrics")).text
+        for stage in ("metadata", "transcription"):
+            counted = f'messaging_process_duration_seconds_count{{outcome="done",stage="{stage}"}}'
+            assert f"{counted} 1.0" in text
+    finally:
+        for collector in set(REGISTRY._collector_to_names) - registry_before:
+            REGISTRY.unregister(collector)
 
 
 def test_static_files_are_packaged():

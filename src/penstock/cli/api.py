@@ -27,13 +27,18 @@ _ERRORS: dict[int, type[PenstockError]] = {
     413: InvalidArgumentError,
 }
 _PIECE = 256 * 1024
+_JOB = ("jobId", "mediaType", "stage", "updatedAt")
 
 
 class Api:
     def __init__(self, url: str, token: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._url = url
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=30.0, trust_env=False)
+        headers = {"Authorization": f"Bearer {_sendable('A token', token)}"} if token else {}
+        self.reached = False
+        """It has answered before, so when it does not it may come back."""
+        self._url = _address(url)
+        self._client = httpx.Client(
+            base_url=self._url, headers=headers, timeout=30.0, trust_env=False
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -50,77 +55,132 @@ class Api:
                     yield piece
                     on_bytes(len(piece))
 
-        answer = self._ask(
-            "POST",
-            "/uploads",
-            params={"extension": path.suffix.lstrip(".")},
-            content=pieces(),
-            headers={"Content-Length": str(path.stat().st_size)},
-            timeout=httpx.Timeout(30.0, write=None),
-        )
+        try:
+            answer = self._ask(
+                "POST",
+                "/uploads",
+                needs=("uploadId",),
+                params={"extension": path.suffix.lstrip(".")},
+                content=pieces(),
+                headers={"Content-Length": str(path.stat().st_size)},
+                timeout=httpx.Timeout(30.0, write=None),
+            )
+        except OSError as error:
+            if isinstance(error, PenstockError):
+                raise
+            raise InvalidArgumentError(f"Cannot read {path}: {error.strerror}") from None
         return str(answer["uploadId"])
 
     def submit(self, body: dict[str, Any], key: str | None) -> dict[str, Any]:
-        headers = {"Idempotency-Key": key} if key else {}
-        return self._ask("POST", "/jobs", json=body, headers=headers)
+        headers = {"Idempotency-Key": _sendable("A key", key)} if key else {}
+        return self._ask("POST", "/jobs", needs=_JOB, json=body, headers=headers)
 
     def job(self, job_id: str) -> dict[str, Any]:
-        return self._ask("GET", f"/jobs/{_id(job_id)}")
+        return self._ask("GET", f"/jobs/{_id(job_id)}", needs=_JOB)
 
-    def jobs(self, **filters: Any) -> dict[str, Any]:
+    def jobs(self, **filters: Any) -> list[dict[str, Any]]:
         wanted = {name: value for name, value in filters.items() if value is not None}
-        return self._ask("GET", "/jobs", params=wanted)
+        found = self._ask("GET", "/jobs", needs=("jobs",), params=wanted)["jobs"]
+        return [self._checked(job, _JOB) for job in found]
 
     def transcript(self, job_id: str) -> dict[str, Any]:
-        return self._ask("GET", f"/jobs/{_id(job_id)}/transcript")
+        return self._ask("GET", f"/jobs/{_id(job_id)}/transcript", needs=("segments",))
 
     def change(self, job_id: str, verb: str) -> dict[str, Any]:
-        return self._ask("POST", f"/jobs/{_id(job_id)}/{verb}")
+        return self._ask("POST", f"/jobs/{_id(job_id)}/{verb}", needs=_JOB)
 
     def events(self) -> Iterator[dict[str, Any] | None]:
-        """Changes of jobs as they come; None when everything should be looked at again."""
+        """Changes of jobs as they come; None when everything should be looked at again, as in the
+        beginning. Ends when the API ends it."""
         timeout = httpx.Timeout(30.0, read=60.0)
         try:
             with self._client.stream("GET", "/events", timeout=timeout) as answer:
                 if answer.status_code != 200:
                     answer.read()
                     raise self._error(answer)
-                yield None
+                if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise self._something_else()
                 kind = ""
                 for line in answer.iter_lines():
                     name, _, value = line.partition(":")
-                    if name == "event":
+                    if not name and value.strip() == "watching":
+                        self.reached = True
+                        # Before this a change could be missed, so nothing is looked at earlier.
+                        yield None
+                    elif name == "event":
                         kind = value.strip()
                     elif name == "data" and kind:
-                        yield json.loads(value) if kind == "job" else None
+                        yield self._checked(self._decoded(value), _JOB) if kind == "job" else None
                         kind = ""
-        except httpx.TransportError as error:
+        except httpx.HTTPError as error:
             raise self._unreachable(error) from None
 
-    def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+    def _ask(
+        self, method: str, path: str, *, needs: tuple[str, ...], **more: Any
+    ) -> dict[str, Any]:
         try:
             answer = self._client.request(method, path, **more)
-        except httpx.TransportError as error:
+        except httpx.HTTPError as error:
+            if isinstance(error, httpx.LocalProtocolError) and "content" in more:
+                raise FailedPreconditionError(
+                    "The file changed while it was sent; try again once it is whole"
+                ) from None
             raise self._unreachable(error) from None
         if answer.is_success:
-            found: dict[str, Any] = answer.json()
+            found = self._checked(self._decoded(answer.content), needs)
+            self.reached = True
             return found
         raise self._error(answer)
+
+    def _decoded(self, text: str | bytes) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise self._something_else() from None
+
+    def _checked(self, value: Any, needs: tuple[str, ...]) -> dict[str, Any]:
+        if isinstance(value, dict) and all(name in value for name in needs):
+            return value
+        raise self._something_else()
 
     def _error(self, answer: httpx.Response) -> PenstockError:
         try:
             body = answer.json()
-            detail = body.get("detail") or body.get("title") or ""
         except ValueError:
-            detail = ""
+            body = None
+        told = body if isinstance(body, dict) else {}
+        detail = told.get("detail") or told.get("title") or ""
         kind = _ERRORS.get(answer.status_code, UnavailableError)
-        return kind(detail or f"The API answered {answer.status_code}")
+        return kind(str(detail) or f"The API at {self._url} answered {answer.status_code}")
+
+    def _something_else(self) -> FailedPreconditionError:
+        return FailedPreconditionError(
+            f"What answers at {self._url} is not this API; say where it is with --api"
+        )
 
     def _unreachable(self, error: Exception) -> UnavailableError:
         return UnavailableError(
             f"The API at {self._url} cannot be reached ({type(error).__name__}); start it with "
             "`penstock jobs serve`, or say where it is with --api"
         )
+
+
+def _address(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+        right = parsed.scheme in ("http", "https") and bool(parsed.host)
+        right = right and (parsed.port is None or 0 < parsed.port < 65_536)
+    except (httpx.InvalidURL, ValueError):
+        right = False
+    if not right:
+        raise InvalidArgumentError("--api must be an address such as http://127.0.0.1:8080")
+    return url
+
+
+def _sendable(what: str, text: str | None) -> str:
+    if text is None or not (text.isascii() and text.isprintable()):
+        raise InvalidArgumentError(f"{what} has letters, digits and signs of ASCII only")
+    return text
 
 
 def _id(job_id: str) -> str:

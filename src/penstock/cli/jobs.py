@@ -9,20 +9,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from penstock.cli.api import Api
+from penstock.cli.following import follow, stage_text
+from penstock.cli.metrics import observer
 from penstock.cli.running import Configuration, run_until_stopped, settings_from
-from penstock.jobs.job import MediaType
+from penstock.errors import InvalidArgumentError
+from penstock.jobs.job import MediaType, video_id_of
 from penstock.jobs.settings import JobSettings
 
 jobs = typer.Typer(help="Media jobs, through the ingestion API.", no_args_is_help=True)
@@ -33,12 +28,14 @@ Token = Annotated[
     str | None, typer.Option(envvar="PENSTOCK_API_TOKEN", help="Your token.", show_envvar=True)
 ]
 JobArgument = Annotated[str, typer.Argument(help="A job's id.", metavar="JOB")]
+Patience = Annotated[
+    float, typer.Option(min=0, help="Seconds to wait for an API that went away to come back.")
+]
 _DEFAULT_API = "http://127.0.0.1:8080"
+_PATIENCE = 30.0
 
 _VIDEO = {".avi", ".flv", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm"}
 _DOCUMENT = {".docx", ".htm", ".html", ".md", ".pdf", ".txt"}
-_STEPS = {"Queued": 1, "MetadataReady": 2, "TranscriptComplete": 3, "Failed": 3, "Cancelled": 3}
-_COLOURS = {"TranscriptComplete": "green", "Failed": "red", "Cancelled": "yellow"}
 
 
 @jobs.command()
@@ -68,7 +65,7 @@ async def _serve(settings: JobSettings, workers: bool, stop: asyncio.Event) -> N
     from penstock.web import serve as serve_app
 
     async with AsyncExitStack() as stack:
-        system = await stack.enter_async_context(job_system(settings))
+        system = await stack.enter_async_context(job_system(settings, observer=observer()))
         ingestion = await stack.enter_async_context(system.ingesting())
         if workers:
             from penstock.jobs.stages import STAGES, media_tools
@@ -97,28 +94,38 @@ def submit(
     ] = None,
     title: Annotated[str | None, typer.Option(help="A title, for you.")] = None,
     wait: Annotated[bool, typer.Option(help="Follow the jobs to their end.")] = False,
+    remote: Annotated[
+        bool, typer.Option(help="MEDIA are paths in the server's media folder.")
+    ] = False,
+    patience: Patience = _PATIENCE,
     api: ApiUrl = _DEFAULT_API,
     token: Token = None,
 ) -> None:
-    """Ask for a job for each of MEDIA. Files are uploaded."""
+    """Ask for a job for each of MEDIA. Files are uploaded.
+
+    With --wait it ends with 0 when all jobs are complete, and with 1 otherwise.
+    """
+    kinds = [_kind_of(one, kind, remote) for one in media]
     with Api(api, token) as client:
         made = []
-        for number, one in enumerate(media):
+        for number, (one, its_kind) in enumerate(zip(media, kinds, strict=True)):
             own_key = key if key is None or len(media) == 1 else f"{key}-{number}"
-            job = client.submit(_request(client, one, kind, title), own_key)
+            job = client.submit(_request(client, one, its_kind, title, remote=remote), own_key)
             made.append(job["jobId"])
             if not wait:
                 typer.echo(job["jobId"])
-        if wait and not _follow(client, set(made)):
+        if wait and not follow(client, set(made), _out, patience):
             raise typer.Exit(1)
 
 
-def _request(client: Api, media: str, kind: MediaType | None, title: str | None) -> dict[str, Any]:
+def _request(
+    client: Api, media: str, kind: MediaType, title: str | None, *, remote: bool
+) -> dict[str, Any]:
     path = Path(media)
-    body: dict[str, Any] = {"mediaType": (kind or _guess(media)).value}
+    body: dict[str, Any] = {"mediaType": kind.value}
     if title is not None:
         body["title"] = title
-    if "://" in media or body["mediaType"] == MediaType.YOUTUBE or not path.is_file():
+    if remote or _is_address(media) or kind is MediaType.YOUTUBE:
         return body | {"source": media}
     with Progress(
         TextColumn("{task.description}"),
@@ -131,6 +138,41 @@ def _request(client: Api, media: str, kind: MediaType | None, title: str | None)
         task = progress.add_task(path.name, total=path.stat().st_size)
         upload = client.upload(path, lambda size: progress.advance(task, size))
     return body | {"uploadId": upload}
+
+
+def _kind_of(media: str, given: MediaType | None, remote: bool) -> MediaType:
+    """What it is; an error when it is nothing that could be sent, before anything is."""
+    if given is MediaType.YOUTUBE:
+        video_id_of(media)
+        return given
+    named = remote or _is_address(media) or _is_file(media)
+    if given is None and _is_video(media) and (_is_address(media) or not named):
+        return MediaType.YOUTUBE
+    if not named:
+        raise InvalidArgumentError(
+            f"There is no file {media}; give a file, an address (https://…) or a YouTube video, "
+            "or say --remote when it is a path in the server's media folder"
+        )
+    return given or _guess(media)
+
+
+def _is_address(media: str) -> bool:
+    return "://" in media
+
+
+def _is_file(media: str) -> bool:
+    try:
+        return Path(media).is_file()
+    except OSError:
+        return False
+
+
+def _is_video(media: str) -> bool:
+    try:
+        video_id_of(media)
+    except InvalidArgumentError:
+        return False
+    return True
 
 
 def _guess(media: str) -> MediaType:
@@ -154,7 +196,7 @@ def status(
     """Show a job, or the newest ones."""
     with Api(api, token) as client:
         if job is None:
-            _show(client.jobs(limit=limit, stage=stage)["jobs"])
+            _show(client.jobs(limit=limit, stage=stage))
             return
         _show([client.job(job)])
         if text:
@@ -168,12 +210,13 @@ def watch(
     job: Annotated[
         list[str] | None, typer.Argument(help="Jobs' ids; all when none.", metavar="[JOB]...")
     ] = None,
+    patience: Patience = _PATIENCE,
     api: ApiUrl = _DEFAULT_API,
     token: Token = None,
 ) -> None:
     """Follow jobs live; with ids, until all of them have ended."""
     with Api(api, token) as client:
-        if not _follow(client, set(job or ())):
+        if not follow(client, set(job or ()), _out, patience):
             raise typer.Exit(1)
 
 
@@ -191,53 +234,6 @@ def cancel(job: JobArgument, api: ApiUrl = _DEFAULT_API, token: Token = None) ->
         _show([client.change(job, "cancel")])
 
 
-def _follow(client: Api, wanted: set[str]) -> bool:
-    """Bars until every wanted job has ended; whether all of them completed."""
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.fields[short]} {task.fields[media]:<8}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=_out,
-    ) as progress:
-        bars: dict[str, TaskID] = {}
-        ended: dict[str, str] = {}
-
-        def show(job: dict[str, Any]) -> None:
-            if wanted and job["jobId"] not in wanted:
-                return
-            if job["jobId"] not in bars:
-                bars[job["jobId"]] = progress.add_task(
-                    "", total=3, short=job["jobId"][4:16], media=job["mediaType"]
-                )
-            progress.update(
-                bars[job["jobId"]], completed=_STEPS[job["stage"]], description=_stage(job)
-            )
-            if _STEPS[job["stage"]] == 3:
-                ended[job["jobId"]] = job["stage"]
-                progress.stop_task(bars[job["jobId"]])
-            else:
-                ended.pop(job["jobId"], None)
-
-        for change in client.events():
-            if change is not None:
-                show(change)
-            else:
-                known = (client.job(job_id) for job_id in wanted) if wanted else ()
-                for job in known:
-                    show(job)
-            if wanted and wanted <= ended.keys():
-                break
-    return all(stage == "TranscriptComplete" for stage in ended.values())
-
-
-def _stage(job: dict[str, Any]) -> str:
-    colour = _COLOURS.get(job["stage"], "blue")
-    reason = f" {job['reason']}" if job.get("reason") else ""
-    return f"[{colour}]{job['stage']}[/]{reason}"
-
-
 def _show(found: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("job", "media", "stage", "length", "letters", "changed"):
@@ -248,7 +244,7 @@ def _show(found: list[dict[str, Any]]) -> None:
         table.add_row(
             job["jobId"],
             job["mediaType"],
-            _stage(job),
+            stage_text(job),
             "" if duration is None else f"{duration:.1f} s",
             "" if characters is None else f"{characters:,}",
             job["updatedAt"][11:19],

@@ -17,7 +17,12 @@ def main() -> None:
     from penstock.cli.server import server
     from penstock.errors import PenstockError
 
-    app = typer.Typer(help="Reliable messaging and job pipelines.", no_args_is_help=True)
+    # Their pretty tracebacks show local variables, and those may hold tokens.
+    app = typer.Typer(
+        help="Reliable messaging and job pipelines.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
     app.add_typer(server, name="server")
     _add_jobs(app)
     try:

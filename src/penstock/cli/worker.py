@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.metrics import observer, serving_metrics
 from penstock.cli.running import Configuration, run_until_stopped, settings_from
 from penstock.jobs.settings import JobSettings
 
@@ -18,6 +19,10 @@ Url = Annotated[str | None, typer.Option(help="The broker, such as local://DIR."
 DatabaseUrl = Annotated[str | None, typer.Option(help="Where jobs are kept.")]
 MediaFolder = Annotated[Path | None, typer.Option(help="The media folder.")]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Jobs at a time.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65_535, help="Serve Prometheus metrics on 127.0.0.1; 0: a free port."),
+]
 
 
 @worker.command()
@@ -27,9 +32,10 @@ def metadata(
     database: DatabaseUrl = None,
     media: MediaFolder = None,
     concurrency: Concurrency = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Look at the media of jobs that are Queued."""
-    _work("metadata", config, url, database, media, concurrency)
+    _work("metadata", config, url, database, media, concurrency, metrics_port)
 
 
 @worker.command()
@@ -39,9 +45,10 @@ def transcription(
     database: DatabaseUrl = None,
     media: MediaFolder = None,
     concurrency: Concurrency = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Write down what is said in jobs that are MetadataReady."""
-    _work("transcription", config, url, database, media, concurrency)
+    _work("transcription", config, url, database, media, concurrency, metrics_port)
 
 
 def _work(
@@ -51,6 +58,7 @@ def _work(
     database: str | None,
     media: Path | None,
     concurrency: int | None,
+    metrics_port: int | None,
 ) -> None:
     settings = settings_from(
         config,
@@ -59,15 +67,18 @@ def _work(
         media={"root": str(media) if media else None},
         stages={name: {"concurrency": concurrency}},
     )
-    run_until_stopped(lambda stop: _run(name, settings, stop))
+    run_until_stopped(lambda stop: _run(name, settings, metrics_port, stop))
 
 
-async def _run(name: str, settings: JobSettings, stop: asyncio.Event) -> None:
+async def _run(
+    name: str, settings: JobSettings, metrics_port: int | None, stop: asyncio.Event
+) -> None:
     from penstock.jobs.stages import STAGES, media_tools
     from penstock.jobs.system import job_system
 
     async with AsyncExitStack() as stack:
-        system = await stack.enter_async_context(job_system(settings))
+        stack.enter_context(serving_metrics(metrics_port))
+        system = await stack.enter_async_context(job_system(settings, observer=observer()))
         tools = await stack.enter_async_context(media_tools(settings.media, system.store))
         await stack.enter_async_context(system.worker(STAGES[name](settings, tools)))
         typer.echo(f"Working on {name}. Ctrl-C stops.")

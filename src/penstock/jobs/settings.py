@@ -124,10 +124,12 @@ class MediaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """`root`: the folder that media is read from and uploads are kept in. `hosts`: hosts that
     media may be fetched from. `model`: a name, or a folder with weights of faster-whisper."""
 
-    root: str | None = None
+    root: Annotated[str, Meta(min_length=1)] | None = None
     hosts: tuple[str, ...] = ()
     max_bytes: Annotated[int, Meta(ge=1, le=2**40)] = 4 * 2**30
     max_upload_bytes: Annotated[int, Meta(ge=1, le=2**40)] = 2**30
+    keep_uploads: Annotated[float, Meta(ge=3600, le=3660 * 86_400)] = 30 * 86_400.0
+    """Seconds that an upload is kept after it was last sent or asked for."""
     fetch_timeout: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     model: str = "tiny.en"
     language: str | None = None
@@ -205,21 +207,33 @@ def _read(path: Path) -> dict[str, Any]:
         raise InvalidArgumentError(f"Cannot read settings from {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgumentError(f"Settings file {path} is not TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidArgumentError(
+            f"Settings file {path} is not TOML: it must be saved as UTF-8"
+        ) from None
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    known = set(JobSettings.__struct_fields__)
     found: dict[str, Any] = {}
-    for name, value in environ.items():
+    # Sorted, a whole comes before its parts, whatever order they were set in.
+    for name in sorted(environ):
         path = name.removeprefix(PREFIX)
         if path == name or path in _NOT_SETTINGS:
             continue
         *parents, last = path.lower().split("__")
+        if (*parents, last)[0] not in known:
+            continue
         at = found
         for parent in parents:
             at = at.setdefault(parent, {})
-        at[last] = _value(value)
-    known = set(JobSettings.__struct_fields__)
-    return {name: value for name, value in found.items() if name in known}
+            if not isinstance(at, dict):
+                raise InvalidArgumentError(
+                    f"{name} is a part of something that another variable sets as a whole; "
+                    "unset one of them"
+                )
+        at[last] = _value(environ[name])
+    return found
 
 
 def _value(text: str) -> Any:

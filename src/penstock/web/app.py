@@ -12,12 +12,12 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 
 import penstock
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import PenstockError, UnavailableError, UnimplementedError
 from penstock.jobs.system import Ingestion, JobSystem
-from penstock.jobs.views import Watcher
 from penstock.web import page, problems
 from penstock.web.access import Access
 from penstock.web.jobs_api import JobsApi
+from penstock.web.streams import Streams
 from penstock.web.uploads import TooLargeError, Uploads
 
 _HEADERS = {
@@ -35,7 +35,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
     settings = system.settings.api
     access = Access(settings)
     uploads = Uploads(system.settings.media)
-    watchers: set[Watcher] = set()
+    streams = Streams(ingestion.projection)
 
     async def current_user(request: Request[Any, Any, Any]) -> str:
         return access.user_of(request)
@@ -56,8 +56,10 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
 
     @get("/metrics", media_type=MediaType.TEXT, summary="Prometheus metrics", tags=["operation"])
     async def metrics(user: NamedDependency[str]) -> str:  # noqa: ARG001 - only users may look
-        from prometheus_client import generate_latest
-
+        try:
+            from prometheus_client import generate_latest
+        except ImportError:
+            raise UnimplementedError("Metrics need prometheus-client on the server") from None
         return generate_latest().decode()
 
     def own(value: object) -> Provide:
@@ -69,7 +71,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             "user": Provide(current_user),
             "ingestion": own(ingestion),
             "uploads": own(uploads),
-            "watchers": own(watchers),
+            "streams": own(streams),
         },
         exception_handlers={
             TooLargeError: lambda _, error: problems.problem(413, str(error)),
@@ -79,6 +81,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
         },
         request_max_body_size=settings.max_body_bytes,
         before_request=check_site,
+        lifespan=[uploads.sweeping],
         openapi_config=OpenAPIConfig(
             title="Penstock jobs",
             version=penstock.__version__,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+import unicodedata
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
-from litestar.exceptions import HTTPException
 from litestar.params import FromQuery, HeaderParameter, JSONBody, PathParameter, QueryParameter
-from litestar.response import ServerSentEvent, ServerSentEventMessage
+from litestar.response import ServerSentEvent
 from msgspec import Meta, Struct
 
 from penstock.errors import InvalidArgumentError, NotFoundError
@@ -19,16 +17,14 @@ from penstock.jobs.job import JobStage, MediaType
 from penstock.jobs.stage import Segment
 from penstock.jobs.store import JobRecord
 from penstock.jobs.system import Ingestion
-from penstock.jobs.views import JobView, Watcher, seen
-from penstock.web.uploads import FOLDER, Upload, Uploads
-
-_HEARTBEAT = 15.0
-_MAX_STREAMS = 500
+from penstock.jobs.views import JobView, seen
+from penstock.web.streams import Streams
+from penstock.web.uploads import FOLDER, SCHEME, Upload, Uploads
 
 User = NamedDependency[str]
 Running = NamedDependency[Ingestion]
 Kept = NamedDependency[Uploads]
-Watching = NamedDependency[set[Watcher]]
+Watching = NamedDependency[Streams]
 Id = Annotated[str, PathParameter(pattern=r"^job_[0-9a-f]{32}$", description="A job's id")]
 
 
@@ -90,7 +86,7 @@ class JobsApi(Controller):
             user,
             data.media_type,
             _source(data, user, uploads),
-            title=data.title,
+            title=_plain("title", data.title),
             client_key=key,
             correlation_id=data.correlation_id,
         )
@@ -107,7 +103,7 @@ class JobsApi(Controller):
         stage: FromQuery[JobStage | None] = None,
         media_type: Annotated[MediaType | None, QueryParameter(name="mediaType")] = None,
         limit: Annotated[int, QueryParameter(ge=1, le=200)] = 50,
-        cursor: Annotated[str | None, QueryParameter(max_length=200)] = None,
+        cursor: Annotated[str | None, QueryParameter(pattern=r"^[A-Za-z0-9_-]{1,120}$")] = None,
     ) -> Page:
         views, following = await ingestion.views.list(
             user_id=user, stage=stage, media_type=media_type, limit=limit, cursor=cursor
@@ -116,13 +112,7 @@ class JobsApi(Controller):
 
     @get("/jobs/{job_id:str}", summary="Where a job is")
     async def job(self, job_id: Id, user: User, ingestion: Running) -> JobView:
-        view = await ingestion.views.get(job_id)
-        if view is None:
-            # Committed, but its event has not arrived here yet.
-            return _view_of(await _owned(ingestion, job_id, user))
-        if view.user_id != user:
-            raise _not_found(job_id)
-        return view
+        return await _current(ingestion, job_id, user)
 
     @get("/jobs/{job_id:str}/transcript", summary="What was said")
     async def transcript(self, job_id: Id, user: User, ingestion: Running) -> TranscriptBody:
@@ -141,21 +131,15 @@ class JobsApi(Controller):
         return _view_of(await ingestion.service.retry(job_id, user))
 
     @get("/events", summary="Changes of all jobs, as server-sent events")
-    async def all_events(
-        self, user: User, ingestion: Running, watchers: Watching
-    ) -> ServerSentEvent:
-        return _events(ingestion, watchers, user, None)
+    async def all_events(self, user: User, streams: Watching) -> ServerSentEvent:
+        return streams.of_user(user)
 
     @get("/jobs/{job_id:str}/events", summary="Changes of a job, as server-sent events")
     async def job_events(
-        self, job_id: Id, user: User, ingestion: Running, watchers: Watching
+        self, job_id: Id, user: User, ingestion: Running, streams: Watching
     ) -> ServerSentEvent:
-        view = await ingestion.views.get(job_id)
-        if view is None:
-            view = _view_of(await _owned(ingestion, job_id, user))
-        if view.user_id != user:
-            raise _not_found(job_id)
-        return _events(ingestion, watchers, user, view)
+        await _current(ingestion, job_id, user)
+        return streams.of_job(user, job_id, lambda: _current(ingestion, job_id, user))
 
     @get("/status", summary="How the API itself is", tags=["operation"])
     async def status(self, ingestion: Running, user: User) -> dict[str, Any]:
@@ -182,10 +166,28 @@ def _source(data: JobRequest, user: str, uploads: Uploads) -> str:
         raise InvalidArgumentError("Give either source or uploadId")
     if data.upload_id is not None:
         return uploads.source_of(user, data.upload_id)
-    source = str(data.source)
-    if source.lstrip("./").startswith(f"{FOLDER}/") or "\0" in source:
+    source = _plain("source", str(data.source)) or ""
+    named = source.strip().lower().startswith(SCHEME)
+    if named or source.lstrip("./").startswith(f"{FOLDER}/"):
         raise InvalidArgumentError("Uploads are named by their uploadId")
     return source
+
+
+def _plain(name: str, text: str | None) -> str | None:
+    """Control characters belong into no name, and not every database takes them."""
+    if text is not None and any(unicodedata.category(c) == "Cc" for c in text):
+        raise InvalidArgumentError(f"{name} has control characters; send it without them")
+    return text
+
+
+async def _current(ingestion: Ingestion, job_id: str, user: str) -> JobView:
+    view = await ingestion.views.get(job_id)
+    if view is None:
+        # Committed, but its event has not arrived here yet.
+        return _view_of(await _owned(ingestion, job_id, user))
+    if view.user_id != user:
+        raise _not_found(job_id)
+    return view
 
 
 def _view_of(record: JobRecord) -> JobView:
@@ -204,52 +206,3 @@ async def _owned(ingestion: Ingestion, job_id: str, user: str) -> JobRecord:
 
 def _not_found(job_id: str) -> NotFoundError:
     return NotFoundError(f"Job {job_id} not found")
-
-
-def _events(
-    ingestion: Ingestion, watchers: set[Watcher], user: str, first: JobView | None
-) -> ServerSentEvent:
-    if len(watchers) >= _MAX_STREAMS:
-        raise HTTPException("Too many are watching; try again later", status_code=429)
-    watcher = ingestion.projection.watch(user, first.job_id if first else None)
-    watchers.add(watcher)
-    return ServerSentEvent(_stream(watcher, watchers, first), retry_duration=1000)
-
-
-async def _stream(
-    watcher: Watcher, watchers: set[Watcher], first: JobView | None
-) -> AsyncIterator[ServerSentEventMessage]:
-    changes = aiter(watcher)
-    try:
-        yield ServerSentEventMessage(comment="watching")
-        if first is not None:
-            yield _message(first)
-            if first.stage.terminal:
-                return
-        coming = asyncio.ensure_future(anext(changes))
-        try:
-            while True:
-                done, _ = await asyncio.wait({coming}, timeout=_HEARTBEAT)
-                if not done:
-                    yield ServerSentEventMessage(comment="still here")
-                    continue
-                try:
-                    view = coming.result()
-                except StopAsyncIteration:
-                    return
-                yield _message(view)
-                if first is not None and view is not None and view.stage.terminal:
-                    return
-                coming = asyncio.ensure_future(anext(changes))
-        finally:
-            coming.cancel()
-    finally:
-        watcher.end()
-        watchers.discard(watcher)
-
-
-def _message(view: JobView | None) -> ServerSentEventMessage:
-    """A changed job; or `reset`: some changes were missed, so look at everything again."""
-    kind: Literal["job", "reset"] = "reset" if view is None else "job"
-    body = b"{}" if view is None else msgspec.json.encode(view)
-    return ServerSentEventMessage(data=body.decode(), event=kind)

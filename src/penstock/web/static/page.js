@@ -76,8 +76,6 @@ async function follow() {
   const answer = await fetch("/events", { headers: headers() });
   if (answer.status === 401) throw new Error("locked");
   if (!answer.ok) throw new Error(`the API answered ${answer.status}`);
-  await everything();
-  say("Live", "live");
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -89,6 +87,11 @@ async function follow() {
       const fields = Object.fromEntries(
         event.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 1).trim()]),
       );
+      // Only from here on is nothing missed, so what there is is read now and not before.
+      if (fields[""] === "watching") {
+        await everything();
+        say("Live", "live");
+      }
       if (fields.event === "job") show(JSON.parse(fields.data));
       if (fields.event === "reset") await everything();
     }

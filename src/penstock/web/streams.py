@@ -1,0 +1,110 @@
+"""Changes of jobs as server-sent events, to as many readers as there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Literal, TypeAlias
+
+import msgspec
+from litestar.response import ServerSentEvent, ServerSentEventMessage
+
+from penstock.errors import PenstockError, ResourceExhaustedError
+from penstock.jobs.job import is_news
+from penstock.jobs.views import JobView, Projection
+
+_log = logging.getLogger("penstock.web")
+_HEARTBEAT = 15.0
+# Below what the server takes at a time, so that other requests always get through.
+MAX_STREAMS = 500
+MAX_STREAMS_OF_ONE = 100
+
+Read: TypeAlias = Callable[[], Awaitable[JobView]]
+
+
+class Streams:
+    """Who watches. A reader takes its place when its stream begins to be sent and not before: one
+    that leaves earlier leaves nothing behind, because its stream never runs."""
+
+    def __init__(
+        self,
+        projection: Projection,
+        *,
+        most: int = MAX_STREAMS,
+        most_of_one: int = MAX_STREAMS_OF_ONE,
+    ) -> None:
+        self._projection = projection
+        self._most = most
+        self._most_of_one = most_of_one
+        self._watching: Counter[str] = Counter()
+
+    @property
+    def watching(self) -> int:
+        return self._watching.total()
+
+    def of_user(self, user: str) -> ServerSentEvent:
+        """Changes of all jobs of a user."""
+        return self._answer(user, None, None)
+
+    def of_job(self, user: str, job_id: str, read: Read) -> ServerSentEvent:
+        """A job as it is, by `read`, and its changes until it has ended."""
+        return self._answer(user, job_id, read)
+
+    def _answer(self, user: str, job_id: str | None, read: Read | None) -> ServerSentEvent:
+        if not self._has_room(user):
+            raise ResourceExhaustedError("Too many are watching; try again later")
+        return ServerSentEvent(self._stream(user, job_id, read), retry_duration=1000)
+
+    def _has_room(self, user: str) -> bool:
+        return self.watching < self._most and self._watching[user] < self._most_of_one
+
+    async def _stream(
+        self, user: str, job_id: str | None, read: Read | None
+    ) -> AsyncIterator[ServerSentEventMessage]:
+        if not self._has_room(user):
+            # Others began since this one was let in; whoever reads it will come back.
+            yield ServerSentEventMessage(comment="too many are watching", data=None)
+            return
+        self._watching[user] += 1
+        # Watch first, then read: a change between the two is seen twice rather than missed.
+        watcher = self._projection.watch(user, job_id)
+        changes = aiter(watcher)
+        coming: asyncio.Future[JobView | None] | None = None
+        try:
+            yield ServerSentEventMessage(comment="watching", data=None)
+            known = None if read is None else await read()
+            if known is not None:
+                yield _message(known)
+            while known is None or not known.stage.terminal:
+                coming = coming or asyncio.ensure_future(anext(changes))
+                done, _ = await asyncio.wait({coming}, timeout=_HEARTBEAT)
+                if not done:
+                    yield ServerSentEventMessage(comment="still here", data=None)
+                    continue
+                view, coming = coming.result(), None
+                if read is not None and known is not None:
+                    view = view or await read()
+                    if not is_news(view.run, view.stage, known.run, known.stage):
+                        continue
+                    known = view
+                yield _message(view)
+        except StopAsyncIteration:
+            return
+        except PenstockError as error:
+            _log.warning("A stream of events ends early: %s", error)
+        finally:
+            if coming is not None:
+                coming.cancel()
+            watcher.end()
+            self._watching[user] -= 1
+            if not self._watching[user]:
+                del self._watching[user]
+
+
+def _message(view: JobView | None) -> ServerSentEventMessage:
+    """A changed job; or `reset`: some changes were missed, so look at everything again."""
+    kind: Literal["job", "reset"] = "reset" if view is None else "job"
+    body = b"{}" if view is None else msgspec.json.encode(view)
+    return ServerSentEventMessage(data=body.decode(), event=kind)
