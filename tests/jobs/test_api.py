@@ -73,7 +73,7 @@ async def test_a_job_is_asked_for_followed_and_read(place):
 
 async def test_a_job_can_be_read_as_soon_as_it_was_accepted(quick):
     async with api_on(quick, work=False) as (client, scene):
-        scene.ingestion.projection._handle.pause()
+        scene.ingestion.projection._following.cancel()
         answer = await client.post("/jobs", json=JOB)
         job = await client.get(answer.headers["location"])
         assert job.json() == answer.json()

@@ -115,14 +115,22 @@ async def test_malformed_media_ends_with_a_reason_and_kills_no_worker(quick, tmp
         ("https://example.org/a.wav", "audio", "forbidden"),
         ("http://127.0.0.1/a.wav", "audio", "forbidden"),
         ("ftp://example.org/a.wav", "audio", "bad_reference"),
+        ("uploads/user-2/med_x.wav", "audio", "forbidden"),
+        ("./uploads/user-2/med_x.wav", "audio", "forbidden"),
+        ("file:uploads/user-2/med_x.wav", "audio", "forbidden"),
         ("note.txt", "audio", "unsupported"),
         ("weather.wav", "document", "unsupported"),
         ("weather.wav", "video", "no_video"),
         ("dQw4w9WgXcQ", "youtube", "no_youtube_key"),
     ],
 )
-async def test_media_that_may_not_or_cannot_be_used_fails_the_job(quick, source, kind, reason):
-    async with media_on(quick, SAMPLES) as scene:
+async def test_media_that_may_not_or_cannot_be_used_fails_the_job(
+    quick, tmp_path, source, kind, reason
+):
+    root = shutil.copytree(SAMPLES, tmp_path / "media")
+    (root / "uploads" / "user-2").mkdir(parents=True)
+    shutil.copy(SAMPLES / "weather.wav", root / "uploads" / "user-2" / "med_x.wav")
+    async with media_on(quick, root) as scene:
         record = await scene.submit(source, media_type=MediaType(kind))
         view = await scene.ended(record.job.job_id)
         assert (view.stage, view.reason) == (JobStage.FAILED, reason)

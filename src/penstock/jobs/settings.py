@@ -28,6 +28,11 @@ PREFIX = "PENSTOCK_"
 # Variables with the prefix that are no settings: they belong to the command line and the tests.
 _NOT_SETTINGS = {"CONFIG"}
 
+# Uploads are kept in a folder of the media root that plain references cannot name, and are stored
+# with the job as `upload:<user>/<name>`.
+UPLOAD = "upload:"
+UPLOADS = "uploads"
+
 Whole: TypeAlias = Annotated[int, Meta(ge=1, le=10_000)]
 Duration: TypeAlias = Annotated[float, Meta(ge=0, le=600)]
 

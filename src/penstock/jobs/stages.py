@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -37,14 +37,9 @@ from penstock.jobs.media.source import MediaSource
 from penstock.jobs.media.speakers import SpeakerRoleRegistry
 from penstock.jobs.media.transcribe import Transcriber
 from penstock.jobs.media.youtube import YouTubeClient
-from penstock.jobs.settings import JobSettings, MediaSettings
+from penstock.jobs.settings import UPLOAD, UPLOADS, JobSettings, MediaSettings
 from penstock.jobs.stage import Done, Outcome, Reject, Retry, Segment, Stage, Text
 from penstock.jobs.store import ProcessingJobStore
-
-# Uploads are kept in a folder of the media root that plain references cannot name, and are stored
-# with the job as `upload:<user>/<name>`.
-UPLOAD = "upload:"
-UPLOADS = "uploads"
 
 _KINDS: dict[str, DocumentKind] = {
     ".txt": "text",
@@ -68,23 +63,25 @@ class MediaTools:
     youtube: YouTubeClient | None = None
     youtube_media: str | None = None
 
-    async def reference(self, job: ProcessingJob) -> str:
-        """Where a job's media is: in the store, because addresses are not sent."""
+    @asynccontextmanager
+    async def media_of(self, job: ProcessingJob) -> AsyncIterator[tuple[str, Path]]:
+        """A job's media, and what it is called. Where it is is in the store: addresses are not
+        sent."""
+        source, reference = self.source, ""
         if isinstance(job, YouTubeJob):
             if self.youtube_media is None:
                 raise MediaError("no_recording", "media.youtube_media is not set")
-            return self.youtube_media.replace("{video_id}", job.video_id)
-        record = await self.store.get(job.job_id)
-        if record is None:
-            raise MediaError("not_found", f"Job {job.job_id} is not in the store")
-        if record.source.startswith(UPLOAD):
-            return f"{UPLOADS}/{record.source.removeprefix(UPLOAD)}"
-        return record.source
-
-    def open(self, reference: str) -> AbstractAsyncContextManager[Path]:
-        """The media of a reference that `reference` gave."""
-        mine = reference.startswith(f"{UPLOADS}/")
-        return (self.uploads if mine else self.source).open(reference)
+            reference = self.youtube_media.replace("{video_id}", job.video_id)
+        else:
+            record = await self.store.get(job.job_id)
+            if record is None:
+                raise MediaError("not_found", f"Job {job.job_id} is not in the store")
+            reference = record.source
+            if reference.startswith(UPLOAD):
+                source = self.uploads
+                reference = f"{UPLOADS}/{reference.removeprefix(UPLOAD)}"
+        async with source.open(reference) as path:
+            yield reference, path
 
 
 @asynccontextmanager
@@ -123,7 +120,7 @@ def metadata_stage(_: JobSettings, tools: MediaTools) -> Stage:
     async def handle(job: ProcessingJob) -> Outcome:
         if isinstance(job, YouTubeJob):
             return await _youtube_metadata(job, tools)
-        async with tools.open(reference := await tools.reference(job)) as path:
+        async with tools.media_of(job) as (reference, path):
             return Done(info=await _info(job, reference, path))
 
     return Stage(
@@ -136,7 +133,7 @@ def metadata_stage(_: JobSettings, tools: MediaTools) -> Stage:
 
 def transcription_stage(_: JobSettings, tools: MediaTools) -> Stage:
     async def handle(job: ProcessingJob) -> Outcome:
-        async with tools.open(reference := await tools.reference(job)) as path:
+        async with tools.media_of(job) as (reference, path):
             if isinstance(job, DocumentJob):
                 return await _document_text(job, reference, path)
             return Done(text=await _transcribed(tools.transcriber, path))

@@ -14,12 +14,13 @@ from msgspec import Meta, Struct
 
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.jobs.job import JobStage, MediaType
+from penstock.jobs.settings import UPLOAD, UPLOADS
 from penstock.jobs.stage import Segment
 from penstock.jobs.store import JobRecord
 from penstock.jobs.system import Ingestion
 from penstock.jobs.views import JobView, seen
 from penstock.web.streams import Streams
-from penstock.web.uploads import FOLDER, SCHEME, Upload, Uploads
+from penstock.web.uploads import Upload, Uploads
 
 User = NamedDependency[str]
 Running = NamedDependency[Ingestion]
@@ -167,8 +168,8 @@ def _source(data: JobRequest, user: str, uploads: Uploads) -> str:
     if data.upload_id is not None:
         return uploads.source_of(user, data.upload_id)
     source = _plain("source", str(data.source)) or ""
-    named = source.strip().lower().startswith(SCHEME)
-    if named or source.lstrip("./").startswith(f"{FOLDER}/"):
+    named = source.strip().lower().startswith(UPLOAD)
+    if named or source.lstrip("./").startswith(f"{UPLOADS}/"):
         raise InvalidArgumentError("Uploads are named by their uploadId")
     return source
 

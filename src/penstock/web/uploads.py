@@ -20,11 +20,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from penstock.jobs.settings import MediaSettings
+from penstock.jobs.settings import UPLOAD, UPLOADS, MediaSettings
 
 _log = logging.getLogger("penstock.web")
-FOLDER = "uploads"
-SCHEME = "upload:"
 # Extensions tell documents apart; nothing else of a file's name is kept.
 EXTENSIONS = frozenset(
     (
@@ -104,7 +102,7 @@ class Uploads:
         """How a job names an upload: no path, so that only what was checked here is opened."""
         if not (_is_upload(upload_id) and _touch(self._folder(user_id) / upload_id)):
             raise NotFoundError("There is no such upload; send it to POST /uploads first")
-        return f"{SCHEME}{user_id}/{upload_id}"
+        return f"{UPLOAD}{user_id}/{upload_id}"
 
     def sweep(self, older_than: float) -> int:
         """Remove what was not sent or asked for within `older_than` seconds, and what was sent
@@ -113,7 +111,7 @@ class Uploads:
             return 0
         now = time.time()
         removed = 0
-        for path in (self._root / FOLDER).glob("*/*"):
+        for path in (self._root / UPLOADS).glob("*/*"):
             if path.suffix == _PARTIAL:
                 keep = _KEEP_PARTIALS
             elif _is_upload(path.name):
@@ -152,7 +150,7 @@ class Uploads:
             raise FailedPreconditionError(
                 "This API takes no uploads: it has no media folder (media.root)"
             )
-        return self._root / FOLDER / user_id
+        return self._root / UPLOADS / user_id
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(f"Uploads may have up to {self._max_bytes:,} bytes")
