@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.metrics import serving_metrics
 from penstock.cli.running import Configuration, settings_from
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ Handlers = Annotated[
     str | None, typer.Option(help="Stages of your own: module:mapping, as penstock.jobs.stages.")
 ]
 Trigger = Annotated[float, typer.Option(min=0, help="Seconds between batches.")]
+MetricsPort = Annotated[
+    int | None, typer.Option(help="Serve Prometheus metrics there, on this machine alone.")
+]
 _ALL = "metadata,transcription,projection"
 
 
@@ -49,6 +53,7 @@ def run(
     media: MediaFolder = None,
     handlers: Handlers = None,
     trigger: Trigger = 0.5,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Run until interrupted: SIGTERM and Ctrl-C let the batches that run come to their end."""
     settings = _settings(config, url, database, media)
@@ -59,7 +64,8 @@ def run(
         "trigger": trigger,
         **({"handlers": handlers} if handlers else {}),
     }
-    _run(settings, master, remote, options, once=False)
+    with serving_metrics(metrics_port):
+        _run(settings, master, remote, options, once=False)
 
 
 @pipeline.command()

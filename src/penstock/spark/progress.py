@@ -1,9 +1,10 @@
-"""What a query did last, said once: rows, rate, and how far it is behind."""
+"""What a query did last, said once in the log and counted: rows, time, and how far it is behind."""
 
 from __future__ import annotations
 
 import json
 import logging
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,18 +23,20 @@ def report(name: str, query: StreamingQuery) -> bool:
         if batch <= known:
             continue
         _last[str(progress["runId"])] = batch
-        rows = int(progress["numInputRows"])
+        rows = sum(int(source["numInputRows"] or 0) for source in progress["sources"])
         if rows:
             news = True
+            late = behind(progress)
             seconds = float(progress["durationMs"].get("triggerExecution", 0)) / 1000
             _log.info(
                 "%s: %d messages in %.2f s, %d behind",
                 name,
                 rows,
                 seconds,
-                behind(progress),
+                late,
                 extra={"query": name, "batch": batch, "rows": rows, "seconds": seconds},
             )
+            _count(name, rows, seconds, late)
     return news
 
 
@@ -55,3 +58,26 @@ def _offsets(value: Any) -> dict[str, int]:
     if not isinstance(value, dict):
         return {}
     return {str(topic): int(at) for topic, at in value.items() if str(at).isdigit()}
+
+
+@cache
+def _metrics() -> Any:
+    """Counters of this process; None where prometheus-client is not installed."""
+    try:
+        from prometheus_client import Counter, Gauge, Histogram
+    except ImportError:
+        return None
+    return (
+        Counter("penstock_pipeline_messages", "Messages that a query took in", ["query"]),
+        Histogram("penstock_pipeline_batch_seconds", "What a batch took", ["query"]),
+        Gauge("penstock_pipeline_behind", "Messages not yet looked at", ["query"]),
+    )
+
+
+def _count(name: str, rows: int, seconds: float, late: int) -> None:
+    metrics = _metrics()
+    if metrics is not None:
+        messages, took, left = metrics
+        messages.labels(name).inc(rows)
+        took.labels(name).observe(seconds)
+        left.labels(name).set(late)

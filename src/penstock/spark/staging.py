@@ -70,7 +70,9 @@ class StageTask:
                 Incoming(topic, message_id, dict(attributes), data)
                 for topic, message_id, attributes, data in zip(*columns, strict=True)
             ]
-            yield _rows(runner.run(self, messages))
+            said = runner.run(self, messages)
+            # Topic by topic: the sink sends runs of one topic together.
+            yield _rows(sorted(said, key=lambda one: one[0]))
 
 
 @dataclass(frozen=True)
