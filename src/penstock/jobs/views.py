@@ -95,19 +95,9 @@ _FACTS = ("duration", "size", "language", "segments", "characters", "reason", "a
 def seen(view: JobView | None, event: JobEvent) -> JobView | None:
     """A view after an event; None when the event changes nothing. The order of events does not
     matter: a late one adds what it knows of the run the view is about."""
-    facts = _facts_of(event)
     if view is None:
-        return JobView(
-            job_id=event.job_id,
-            user_id=event.user_id,
-            media_type=event.media_type,
-            stage=event.stage,
-            run=event.run,
-            queued_at=event.at,
-            updated_at=event.at,
-            correlation_id=event.correlation_id,
-            **facts,
-        )
+        return first_view(event)
+    facts = _facts_of(event)
     changes: dict[str, Any] = {}
     if is_news(event.run, event.stage, view.run, view.stage):
         if event.run > view.run:
@@ -118,6 +108,21 @@ def seen(view: JobView | None, event: JobEvent) -> JobView | None:
     if event.at < view.queued_at:
         changes["queued_at"] = event.at
     return replace(view, **changes) if changes else None
+
+
+def first_view(event: JobEvent) -> JobView:
+    """What an event alone tells of a job."""
+    return JobView(
+        job_id=event.job_id,
+        user_id=event.user_id,
+        media_type=event.media_type,
+        stage=event.stage,
+        run=event.run,
+        queued_at=event.at,
+        updated_at=event.at,
+        correlation_id=event.correlation_id,
+        **_facts_of(event),
+    )
 
 
 def _facts_of(event: JobEvent) -> dict[str, Any]:

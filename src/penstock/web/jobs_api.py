@@ -18,7 +18,7 @@ from penstock.jobs.settings import UPLOAD, UPLOADS
 from penstock.jobs.stage import Segment
 from penstock.jobs.store import JobRecord
 from penstock.jobs.system import Ingestion
-from penstock.jobs.views import JobView, seen
+from penstock.jobs.views import JobView, first_view
 from penstock.web.streams import Streams
 from penstock.web.uploads import Upload, Uploads
 
@@ -192,10 +192,7 @@ async def _current(ingestion: Ingestion, job_id: str, user: str) -> JobView:
 
 
 def _view_of(record: JobRecord) -> JobView:
-    view = seen(None, record.event())
-    if view is None:
-        raise NotFoundError("unreachable: a first event always makes a view")
-    return msgspec.structs.replace(view, queued_at=record.job.created_at)
+    return msgspec.structs.replace(first_view(record.event()), queued_at=record.job.created_at)
 
 
 async def _owned(ingestion: Ingestion, job_id: str, user: str) -> JobRecord:
