@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.brokers.nats.local import LocalServer
 from penstock.jobs import JobSettings, MediaType, job_system, load_settings
-from penstock.jobs.views import SqlJobViews
+from penstock.jobs.sql_views import SqlJobViews
 from penstock.transactional import Database
 
 HANDLERS = "tests.spark_handlers:STAGES"

@@ -11,13 +11,12 @@ from penstock.jobs import (
     AudioJob,
     Done,
     JobStage,
-    MediaType,
     ProcessingJobStore,
     YouTubeJob,
     idempotent,
 )
 from penstock.jobs.job import new_job_id, new_media_id, now
-from penstock.jobs.store import NewJob, Step
+from penstock.jobs.records import NewJob, Step
 from penstock.transactional import Database
 from tests.jobs.samples import JOBS
 from tests.jobs.scenes import INFO, TEXT
@@ -175,20 +174,6 @@ async def test_a_retried_job_has_no_text(database_url):
         again = await take(store, cancelled.job, JobStage.QUEUED)
         assert (again.job.info, again.job.run) == (None, 2)
         assert await store.text(job.job_id) is None
-
-
-async def test_lists_are_paged(database_url):
-    async with store_on(database_url) as store:
-        for _ in range(5):
-            await create(store, new_job())
-        first, cursor = await store.list(user_id="user-1", limit=3)
-        rest, end = await store.list(user_id="user-1", limit=3, cursor=cursor)
-        assert (len(first), len(rest), end) == (3, 2, None)
-        assert len({record.job.job_id for record in [*first, *rest]}) == 5
-        nothing, _ = await store.list(user_id="user-2")
-        assert list(nothing) == []
-        queued, _ = await store.list(stage=JobStage.QUEUED, media_type=MediaType.AUDIO)
-        assert len(queued) == 5
 
 
 async def test_req_1_8_an_idempotent_handler_is_called_for_work_that_is_due_only(database_url):

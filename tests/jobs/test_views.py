@@ -20,7 +20,7 @@ from penstock.jobs import (
     SqlJobViews,
     TranscriptComplete,
 )
-from penstock.jobs.views import Watcher
+from penstock.jobs.projection import Watcher
 from penstock.transactional import Database
 from tests.jobs.samples import WHEN
 

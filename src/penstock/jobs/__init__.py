@@ -36,13 +36,16 @@ if TYPE_CHECKING:
         YouTubeJob,
         opaque_user_id,
     )
+    from penstock.jobs.projection import Projection
+    from penstock.jobs.records import JobRecord
     from penstock.jobs.settings import JobSettings, StageSettings, load_settings
+    from penstock.jobs.sql_views import SqlJobViews
     from penstock.jobs.stage import Done, Outcome, Reject, Retry, Segment, Stage, Text
-    from penstock.jobs.store import JobRecord, ProcessingJobStore, idempotent
+    from penstock.jobs.store import ProcessingJobStore, idempotent
     from penstock.jobs.submit import JobService
     from penstock.jobs.system import JobSystem, job_system
     from penstock.jobs.telemetry import LoggingObserver, Observer, PrometheusObserver
-    from penstock.jobs.views import JobView, JobViews, Projection, SqlJobViews
+    from penstock.jobs.views import JobView, JobViews
     from penstock.jobs.worker import StageWorker
 
 # Names are loaded when asked for: the guarded processes that read media import this package, too,
@@ -80,11 +83,14 @@ _PLACES = {
     ),
     "settings": ("JobSettings", "StageSettings", "load_settings"),
     "stage": ("Done", "Outcome", "Reject", "Retry", "Segment", "Stage", "Text"),
-    "store": ("JobRecord", "ProcessingJobStore", "idempotent"),
+    "records": ("JobRecord",),
+    "store": ("ProcessingJobStore", "idempotent"),
     "submit": ("JobService",),
     "system": ("JobSystem", "job_system"),
     "telemetry": ("LoggingObserver", "Observer", "PrometheusObserver"),
-    "views": ("JobView", "JobViews", "Projection", "SqlJobViews"),
+    "projection": ("Projection",),
+    "sql_views": ("SqlJobViews",),
+    "views": ("JobView", "JobViews"),
     "worker": ("StageWorker",),
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}

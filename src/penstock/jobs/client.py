@@ -18,9 +18,9 @@ from penstock.errors import AlreadyExistsError, PenstockError
 from penstock.flow import Backoff, FlowControl
 from penstock.jobs.codec import InvalidMessageError, encode_event, encode_job
 from penstock.jobs.job import JobEvent, JobStage, MediaType, ProcessingJob
+from penstock.jobs.records import JobRecord
 from penstock.jobs.settings import JobSettings, StageSettings, Topics
 from penstock.jobs.stage import Done, Outcome, Reject, Retry
-from penstock.jobs.store import JobRecord
 from penstock.jobs.telemetry import LoggingObserver, Observer, Observers, Subject
 from penstock.message import Draft, Message
 from penstock.publishing import ManagedPublisher, PublishRetry

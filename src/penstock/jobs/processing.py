@@ -18,8 +18,9 @@ from penstock.broker import RetryPolicy
 from penstock.errors import PenstockError
 from penstock.flow import Backoff
 from penstock.jobs.job import JobStage, ProcessingJob
+from penstock.jobs.records import JobRecord, Standing, standing
 from penstock.jobs.stage import Done, Outcome, Reject, Retry, Stage
-from penstock.jobs.store import JobRecord, ProcessingJobStore, Standing, standing
+from penstock.jobs.store import ProcessingJobStore
 from penstock.jobs.telemetry import span
 
 _log = logging.getLogger("penstock.jobs")

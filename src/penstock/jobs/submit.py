@@ -32,8 +32,9 @@ from penstock.jobs.job import (
     now,
     video_id_of,
 )
+from penstock.jobs.records import JobRecord, NewJob, Step
 from penstock.jobs.settings import Topics
-from penstock.jobs.store import JobRecord, NewJob, ProcessingJobStore, Step
+from penstock.jobs.store import ProcessingJobStore
 from penstock.jobs.telemetry import span
 from penstock.jobs.together import Together
 from penstock.message import Draft

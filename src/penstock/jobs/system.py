@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from penstock.errors import PenstockError
 from penstock.jobs.client import PubSubClient, subject_of
 from penstock.jobs.job import JobStage
+from penstock.jobs.projection import Projection
 from penstock.jobs.settings import JobSettings
+from penstock.jobs.sql_views import SqlJobViews
 from penstock.jobs.stage import Stage
 from penstock.jobs.store import ProcessingJobStore
 from penstock.jobs.submit import JobService
 from penstock.jobs.telemetry import Observer
-from penstock.jobs.views import JobViews, Projection, SqlJobViews, Views
+from penstock.jobs.views import JobViews, Views
 from penstock.jobs.worker import StageWorker
 from penstock.message import Draft
 from penstock.pubsub import PubSub

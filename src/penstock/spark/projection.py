@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
 from penstock.jobs.codec import InvalidMessageError, decode_event
-from penstock.jobs.views import SqlJobViews
+from penstock.jobs.sql_views import SqlJobViews
 from penstock.transactional import Database
 
 if TYPE_CHECKING:

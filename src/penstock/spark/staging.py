@@ -23,10 +23,11 @@ from penstock.jobs.client import messages_of
 from penstock.jobs.codec import InvalidMessageError, decode_job
 from penstock.jobs.job import ProcessingJob
 from penstock.jobs.processing import process
+from penstock.jobs.records import JobRecord
 from penstock.jobs.settings import JobSettings, StageSettings
 from penstock.jobs.stage import Reject, Retry, Stage
 from penstock.jobs.stages import media_tools
-from penstock.jobs.store import JobRecord, ProcessingJobStore
+from penstock.jobs.store import ProcessingJobStore
 from penstock.message import Draft
 from penstock.transactional import Database
 

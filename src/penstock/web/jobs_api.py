@@ -14,9 +14,9 @@ from msgspec import Meta, Struct
 
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.jobs.job import JobStage, MediaType
+from penstock.jobs.records import JobRecord
 from penstock.jobs.settings import UPLOAD, UPLOADS
 from penstock.jobs.stage import Segment
-from penstock.jobs.store import JobRecord
 from penstock.jobs.system import Ingestion
 from penstock.jobs.views import JobView, first_view
 from penstock.web.streams import Streams

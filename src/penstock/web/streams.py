@@ -13,7 +13,8 @@ from litestar.response import ServerSentEvent, ServerSentEventMessage
 
 from penstock.errors import PenstockError, ResourceExhaustedError
 from penstock.jobs.job import is_news
-from penstock.jobs.views import JobView, Projection
+from penstock.jobs.projection import Projection
+from penstock.jobs.views import JobView
 
 _log = logging.getLogger("penstock.web")
 _HEARTBEAT = 15.0
