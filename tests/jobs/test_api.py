@@ -605,6 +605,7 @@ async def test_the_api_describes_itself(quick):
         assert {"/jobs", "/jobs/{job_id}", "/events", "/uploads"} <= document["paths"].keys()
         page = await client.get("/docs")
         assert "Ask for a job" in page.text and "Idempotency-Key" in page.text
+        assert "<code>mediaType</code> in body, required" in page.text
 
 
 async def test_operators_see_what_waits(quick):

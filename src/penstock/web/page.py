@@ -95,6 +95,7 @@ def api_page(schema: dict[str, Any]) -> str:
                 "</li>"
                 for parameter in operation.get("parameters", [])
             )
+            given += _body_fields(operation, schema)
             answers = ", ".join(sorted(operation.get("responses", {})))
             sections.append(
                 f"<section><h2><b>{method.upper()}</b> <code>{escape(path)}</code></h2>"
@@ -104,6 +105,18 @@ def api_page(schema: dict[str, Any]) -> str:
     return (
         '<p>As a document for programs: <a href="/schema/openapi.json">openapi.json</a>.</p>'
         + "".join(sections)
+    )
+
+
+def _body_fields(operation: dict[str, Any], schema: dict[str, Any]) -> str:
+    """What belongs into the JSON of a request."""
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    body = schema.get("components", {}).get("schemas", {}).get(name, {})
+    needed = body.get("required", [])
+    return "".join(
+        f"<li><code>{escape(field)}</code> in body{', required' if field in needed else ''}</li>"
+        for field in body.get("properties", {})
     )
 
 
