@@ -26,4 +26,4 @@ def resolve(output: str, *what: str, stdin: str = "") -> None:
 
 if __name__ == "__main__":
     resolve("requirements.lock", "pyproject.toml", "--all-extras", "--group", "dev")
-    resolve("requirements-boot.lock", "-", stdin="uv\n")
+    resolve("requirements-boot.lock", "-", stdin="setuptools\nuv\nwheel\n")

@@ -33,7 +33,9 @@ def main() -> None:
     step("2/3", "installing the locked packages into .venv")
     run(*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(VENV))
     install = [*uv, "pip", "install", "--python", str(PYTHON)]
-    run(*install, "--require-hashes", "-r", "requirements.lock")
+    # Two packages come as sources; what builds them is locked as well.
+    locks = ["-r", "requirements.lock", "--build-constraints", "requirements-boot.lock"]
+    run(*install, "--require-hashes", *locks)
     step("3/3", "installing penstock itself")
     run(*install, "--quiet", "--no-deps", "--no-build-isolation", "--editable", ".")
     STAMP.write_text(wanted)
