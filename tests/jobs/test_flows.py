@@ -2,6 +2,9 @@
 
 import asyncio
 import dataclasses
+import random
+from collections import Counter
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -595,3 +598,59 @@ async def test_many_jobs_all_complete_once(place):
         assert sum(scene.calls.values()) == 2 * count
         ids = [r.message_id for r in await scene.stored("job-events")]
         assert len(ids) == len(set(ids)) == 3 * count
+
+
+async def test_cancels_and_retries_racing_with_workers_leave_one_truth(place):
+    """Whoever wins, a run ends once, and the read model says what the store says."""
+    chance = random.Random(7)
+
+    async def dawdles(_):
+        await asyncio.sleep(chance.random() * 0.03)
+        return Done(info=INFO)
+
+    async def writes(_):
+        await asyncio.sleep(chance.random() * 0.03)
+        return Done(text=TEXT)
+
+    async with jobs_on(place, stages=impatient(concurrency=8)) as scene:
+        async with scene.working(dawdles, writes):
+            jobs = [(await scene.submit()).job.job_id for _ in range(12)]
+
+            async def meddle():
+                service = scene.ingestion.service
+                for _ in range(40):
+                    with suppress(FailedPreconditionError):
+                        await chance.choice((service.cancel, service.retry))(chance.choice(jobs))
+                    await asyncio.sleep(chance.random() * 0.01)
+
+            await asyncio.gather(meddle(), meddle())
+            # Whatever was cancelled last is run to its end.
+            for job_id in jobs:
+                with suppress(FailedPreconditionError):
+                    await scene.ingestion.service.retry(job_id)
+            await until(lambda: all_complete(scene, jobs), within=40)
+            await until(lambda: views_agree(scene, jobs))
+        ends = Counter(
+            (event.job_id, event.run)
+            for event in (
+                decode_event(r.data, r.attributes) for r in await scene.stored("job-events")
+            )
+            if event.stage.terminal
+        )
+        for job_id in jobs:
+            run = (await scene.system.store.get(job_id)).job.run
+            assert [ends[job_id, n] for n in range(1, run + 1)] == [1] * run
+
+
+async def all_complete(scene, jobs):
+    records = [await scene.system.store.get(job_id) for job_id in jobs]
+    return all(record.job.stage is COMPLETE for record in records)
+
+
+async def views_agree(scene, jobs):
+    for job_id in jobs:
+        record = await scene.system.store.get(job_id)
+        view = await scene.ingestion.views.get(job_id)
+        if (view.run, view.stage) != (record.job.run, record.job.stage):
+            return False
+    return True

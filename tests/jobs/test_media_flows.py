@@ -295,3 +295,23 @@ async def test_what_youtube_refuses_is_retried_or_not_as_it_says(
             view = await scene.ended(record.job.job_id)
             assert (view.stage, view.reason) == (JobStage.FAILED, reason)
             assert view.attempts == attempts
+
+
+async def test_media_is_fetched_from_a_host_that_is_allowed(quick, tmp_path):
+    with serving() as server:
+        sound = (SAMPLES / "coffee.flac").read_bytes()
+        server.answers["/coffee.flac"] = (200, {}, sound)
+        server.answers["/moved"] = (302, {"Location": "http://localhost:9/coffee.flac"}, b"")
+        host = f"127.0.0.1:{server.port}"
+        media = {"hosts": [host], "allow_http": True, "allow_loopback": True}
+        async with media_on(quick, tmp_path, media=media) as scene:
+            record = await scene.submit(f"http://{host}/coffee.flac?signature=zoe")
+            moved = await scene.submit(f"http://{host}/moved")
+            view = await scene.ended(record.job.job_id, within=60)
+            assert view.stage is JobStage.TRANSCRIPT_COMPLETE
+            text = await scene.system.store.text(record.job.job_id)
+            assert "coffee" in words(text.segments[0].text)
+            sent = b"".join(r.data for r in await scene.stored("job-processing"))
+            assert b"zoe" not in sent and host.encode() not in sent
+            refused = await scene.ended(moved.job.job_id)
+            assert (refused.stage, refused.reason) == (JobStage.FAILED, "forbidden")

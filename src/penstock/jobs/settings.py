@@ -131,6 +131,10 @@ class MediaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     root: Annotated[str, Meta(min_length=1)] | None = None
     hosts: tuple[str, ...] = ()
+    allow_http: bool = False
+    """Plain http as well as https, for hosts of one's own network."""
+    allow_loopback: bool = False
+    """Hosts that lead to this machine, for tests and laptops."""
     max_bytes: Annotated[int, Meta(ge=1, le=2**40)] = 4 * 2**30
     max_upload_bytes: Annotated[int, Meta(ge=1, le=2**40)] = 2**30
     keep_uploads: Annotated[float, Meta(ge=3600, le=3660 * 86_400)] = 30 * 86_400.0

@@ -104,6 +104,8 @@ async def media_tools(
                 frozenset(settings.hosts),
                 max_bytes=settings.max_bytes,
                 timeout=settings.fetch_timeout,
+                allow_http=settings.allow_http,
+                allow_loopback=settings.allow_loopback,
                 reserved=frozenset({UPLOADS}),
             ),
             uploads=MediaSource(settings.root, max_bytes=settings.max_bytes),
