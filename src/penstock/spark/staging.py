@@ -134,8 +134,10 @@ class Runner:
                 return await self._process(stage, settings, message, job, records.get(job.job_id))
 
         plain = [pair for pair in jobs if pair[1].job_id not in suspects]
-        for answer in await asyncio.gather(*(one(message, job) for message, job in plain)):
-            said += answer
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(message, job)) for message, job in plain]
+        for task in tasks:
+            said += task.result()
         for message, job in jobs:
             if job.job_id in suspects:
                 record = await self._store.begin(job)
