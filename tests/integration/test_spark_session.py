@@ -58,7 +58,21 @@ def test_a_session_on_one_machine_keeps_to_itself():
     assert settings["spark.driver.bindAddress"] == "127.0.0.1"
     assert settings["spark.authenticate"] == "true"
     assert settings["spark.ui.enabled"] == "false"
-    assert "spark.authenticate.secret" not in defaults("spark://somewhere:7077")
+
+
+@pytest.mark.parametrize(
+    "master", ["local[2]", "local-cluster[2,1,1024]", "spark://somewhere:7077"]
+)
+def test_no_secret_is_among_the_arguments_of_a_process(master):
+    assert not [name for name in defaults(master) if "secret" in name]
+
+
+def test_the_secret_of_a_local_cluster_is_in_a_file_of_ours_alone():
+    folder = Path(environment("local-cluster[2,1,1024]", {})["SPARK_CONF_DIR"])
+    file = folder / "spark-defaults.conf"
+    assert file.read_text().startswith("spark.authenticate.secret ")
+    assert file.stat().st_mode & 0o077 == 0
+    assert "SPARK_CONF_DIR" not in environment("local[2]", {})
 
 
 def test_what_is_set_already_is_left_alone():

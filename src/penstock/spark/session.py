@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
@@ -81,8 +85,8 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
         settings |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
+            # With a secret that Spark makes for itself; a local cluster's is in its own file.
             "spark.authenticate": "true",
-            "spark.authenticate.secret": secrets.token_urlsafe(32),
             # The default forks processes for every file it writes on a local disk.
             "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
             "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
@@ -116,7 +120,20 @@ def environment(master: str, given: Mapping[str, str]) -> dict[str, str]:
     }
     if _is_one_machine(master):
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if master.startswith("local-cluster") and "SPARK_CONF_DIR" not in given:
+        wanted["SPARK_CONF_DIR"] = str(_secret_folder())
     return {**wanted, **given, "JAVA_HOME": str(java_home())}
+
+
+def _secret_folder() -> Path:
+    """Settings with a secret, in a file: everybody on a machine can read the arguments of a
+    process, and that is where Spark puts all other settings."""
+    folder = Path(tempfile.mkdtemp(prefix="conf-", dir=scratch()))
+    file = folder / "spark-defaults.conf"
+    file.touch(mode=0o600)
+    file.write_text(f"spark.authenticate.secret {secrets.token_urlsafe(32)}\n")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _is_one_machine(master: str) -> bool:
