@@ -32,6 +32,7 @@ bench: setup ## speed and memory, as ratios in one run
 
 chaos: setup ## the longer trials: kills, long media
 	@$(RUN) -m pytest chaos --timeout=600
+	@HYPOTHESIS_PROFILE=explore $(RUN) -m pytest tests -k "model or any_order" --timeout=600
 
 lock: setup ## resolve the lock files anew
 	@PYTHONPATH=.boot/uv $(PYTHON) scripts/lock.py

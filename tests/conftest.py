@@ -5,11 +5,19 @@ all that need Spark share one: it takes seconds to start, and two of them would 
 """
 
 import inspect
+import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.servers import PostgresServer
+
+# The same examples each time, so that a change is judged by what it changed. `make chaos` looks for
+# new ones.
+hypothesis.settings.register_profile("steady", derandomize=True)
+hypothesis.settings.register_profile("explore", derandomize=False)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

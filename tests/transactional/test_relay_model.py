@@ -4,7 +4,7 @@ import asyncio
 from collections import defaultdict
 from contextlib import suppress
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
@@ -107,13 +107,25 @@ async def run(steps):
         expected = {
             key: [i for i in all_ids if i not in dead] for key, all_ids in committed.items()
         }
-        assert set(arrived) == {i for kept in expected.values() for i in kept}
+        assert set(arrived) >= {i for kept in expected.values() for i in kept}
+        # One that is dead may have arrived all the same: stored by an attempt whose relay died
+        # before it could say so, and refused when it was sent again.
+        assert set(arrived) <= {i for all_ids in committed.values() for i in all_ids}
         for key in ("a", "b"):
-            assert [i for i in arrived if i[0] == key] == expected.get(key, [])
+            came = [i for i in arrived if i[0] == key]
+            assert came == [i for i in committed[key] if i in came]
         assert await scene.outbox.pending() == 0
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=14))
+@example(
+    [
+        ("add", [None]),
+        ("crash", "before-mark"),
+        ("time passes", None),
+        ("step", [errors.InvalidArgumentError]),
+    ]
+)
 def test_each_committed_message_arrives_once_and_each_key_in_order(steps):
     asyncio.run(run(steps))
