@@ -15,7 +15,14 @@ from rich.table import Table
 from penstock.cli.api import Api
 from penstock.cli.following import follow, stage_text
 from penstock.cli.metrics import observer
-from penstock.cli.running import Configuration, run_until_stopped, settings_from
+from penstock.cli.running import (
+    Configuration,
+    DatabaseUrl,
+    MediaFolder,
+    Url,
+    run_until_stopped,
+    settings_from,
+)
 from penstock.errors import InvalidArgumentError
 from penstock.jobs.job import MediaType, video_id_of
 from penstock.jobs.settings import JobSettings
@@ -41,9 +48,9 @@ _DOCUMENT = {".docx", ".htm", ".html", ".md", ".pdf", ".txt"}
 @jobs.command()
 def serve(
     config: Configuration = None,
-    url: Annotated[str | None, typer.Option(help="The broker, such as local://DIR.")] = None,
-    database: Annotated[str | None, typer.Option(help="Where jobs are kept.")] = None,
-    media: Annotated[Path | None, typer.Option(help="The media folder.")] = None,
+    url: Url = None,
+    database: DatabaseUrl = None,
+    media: MediaFolder = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
     workers: Annotated[bool, typer.Option(help="Run the stages in this process, too.")] = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.metrics import serving_metrics
-from penstock.cli.running import Configuration, settings_from
+from penstock.cli.running import (
+    Configuration,
+    DatabaseUrl,
+    MediaFolder,
+    MetricsPort,
+    Url,
+    log_to_terminal,
+    settings_from,
+)
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
@@ -27,16 +34,10 @@ Checkpoints = Annotated[
     str, typer.Option(help="Where Spark keeps how far it is; all machines must see it.")
 ]
 History = Annotated[str | None, typer.Option(help="Where the projection writes events as Parquet.")]
-Url = Annotated[str | None, typer.Option(help="The broker, such as local://DIR.")]
-DatabaseUrl = Annotated[str | None, typer.Option(help="Where jobs are kept.")]
-MediaFolder = Annotated[Path | None, typer.Option(help="The media folder.")]
 Handlers = Annotated[
     str | None, typer.Option(help="Stages of your own: module:mapping, as penstock.jobs.stages.")
 ]
 Trigger = Annotated[float, typer.Option(min=0, help="Seconds between batches.")]
-MetricsPort = Annotated[
-    int | None, typer.Option(help="Serve Prometheus metrics there, on this machine alone.")
-]
 _ALL = "metadata,transcription,projection"
 
 
@@ -57,13 +58,7 @@ def run(
 ) -> None:
     """Run until interrupted: SIGTERM and Ctrl-C let the batches that run come to their end."""
     settings = _settings(config, url, database, media)
-    options = {
-        "checkpoints": checkpoints,
-        "history": history,
-        "stages": _names(stages),
-        "trigger": trigger,
-        **({"handlers": handlers} if handlers else {}),
-    }
+    options = _options(checkpoints, history, stages, handlers) | {"trigger": trigger}
     with serving_metrics(metrics_port):
         _run(settings, master, remote, options, once=False)
 
@@ -83,12 +78,7 @@ def backfill(
 ) -> None:
     """Work through what there is now, stage by stage, and end."""
     settings = _settings(config, url, database, media)
-    options = {
-        "checkpoints": checkpoints,
-        "history": history,
-        "stages": _names(stages),
-        **({"handlers": handlers} if handlers else {}),
-    }
+    options = _options(checkpoints, history, stages, handlers)
     _run(settings, master, remote, options, once=True)
 
 
@@ -99,8 +89,12 @@ def _settings(
     return settings_from(config, url=url, database=database, media={"root": root})
 
 
-def _names(stages: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in stages.split(",") if name.strip())
+def _options(
+    checkpoints: str, history: str | None, stages: str, handlers: str | None
+) -> dict[str, Any]:
+    names = tuple(name.strip() for name in stages.split(",") if name.strip())
+    given = {"checkpoints": checkpoints, "history": history, "stages": names}
+    return given | ({"handlers": handlers} if handlers else {})
 
 
 def _run(
@@ -114,8 +108,7 @@ def _run(
     from penstock.spark.pipeline import Pipeline, PipelineOptions
     from penstock.spark.session import session
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    log_to_terminal()
     chosen = PipelineOptions(**options)
     typer.echo("Starting Spark…")
     spark = session("penstock pipeline", master, remote=remote, log_level="ERROR")

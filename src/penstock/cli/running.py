@@ -19,6 +19,15 @@ Configuration = Annotated[
     typer.Option(help="Settings (TOML).", envvar="PENSTOCK_CONFIG", show_envvar=True),
 ]
 
+Url = Annotated[str | None, typer.Option(help="The broker, such as local://DIR.")]
+DatabaseUrl = Annotated[str | None, typer.Option(help="Where jobs are kept.")]
+MediaFolder = Annotated[Path | None, typer.Option(help="The media folder.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65_535, help="Serve Prometheus metrics on 127.0.0.1; 0: a free port."),
+]
+_CHATTY = ("faster_whisper", "httpx", "py4j", "uvicorn")
+
 
 def settings_from(config: Path | None, **arguments: Any) -> JobSettings:
     """The settings of a process among others: a broker in memory would be its own alone."""
@@ -31,11 +40,15 @@ def settings_from(config: Path | None, **arguments: Any) -> JobSettings:
     return settings
 
 
+def log_to_terminal() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for chatty in _CHATTY:
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
 def run_until_stopped(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run until SIGINT or SIGTERM, which end it in order; a second one ends it at once."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    for chatty in ("uvicorn", "faster_whisper", "httpx"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    log_to_terminal()
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

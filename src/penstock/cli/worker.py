@@ -10,19 +10,20 @@ from typing import Annotated
 import typer
 
 from penstock.cli.metrics import observer, serving_metrics
-from penstock.cli.running import Configuration, run_until_stopped, settings_from
+from penstock.cli.running import (
+    Configuration,
+    DatabaseUrl,
+    MediaFolder,
+    MetricsPort,
+    Url,
+    run_until_stopped,
+    settings_from,
+)
 from penstock.jobs.settings import JobSettings
 
 worker = typer.Typer(help="Stages of the jobs.", no_args_is_help=True)
 
-Url = Annotated[str | None, typer.Option(help="The broker, such as local://DIR.")]
-DatabaseUrl = Annotated[str | None, typer.Option(help="Where jobs are kept.")]
-MediaFolder = Annotated[Path | None, typer.Option(help="The media folder.")]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Jobs at a time.")]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(min=0, max=65_535, help="Serve Prometheus metrics on 127.0.0.1; 0: a free port."),
-]
 
 
 @worker.command()

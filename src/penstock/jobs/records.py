@@ -76,8 +76,6 @@ jobs = Table(
     Column("ready_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
     Column("updated_us", BigInteger, nullable=False),
-    Index("penstock_jobs_by_user", "user_id", "created_us", "job_id"),
-    Index("penstock_jobs_by_time", "created_us", "job_id"),
     Index("penstock_jobs_to_retry", "retry_us"),
 )
 
@@ -203,6 +201,13 @@ CHANGE = (
     update(jobs)
     .where(jobs.c.job_id == bindparam("id"))
     .values({name: bindparam(f"new_{name}") for name in _CHANGED})
+)
+
+
+SENT_AGAIN = (
+    update(jobs)
+    .where(jobs.c.job_id == bindparam("id"), jobs.c.retry_us == bindparam("due"))
+    .values(retry_us=None)
 )
 
 

@@ -21,12 +21,11 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.jobs.job import JobEvent, JobStage, MediaType
 from penstock.jobs.views import MAX_PAGE, JobView, cursor_of, read_cursor, seen
-from penstock.transactional import Database
+from penstock.transactional import Database, insert_into
 
 sql_metadata = MetaData()
 sql_views = Table(
@@ -101,9 +100,8 @@ class SqlJobViews:
             }
             for event in events
         }
-        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
         await connection.execute(
-            dialect.insert(sql_views).on_conflict_do_nothing(index_elements=["job_id"]),
+            insert_into(connection, sql_views).on_conflict_do_nothing(index_elements=["job_id"]),
             [blank[job_id] for job_id in sorted(blank)],
         )
         query = (
@@ -124,8 +122,7 @@ class SqlJobViews:
 
     async def reached(self, topic: str, sequence: int) -> None:
         async with self._database.transaction() as connection:
-            dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-            upsert = dialect.insert(sql_positions).values(topic=topic, sequence=sequence)
+            upsert = insert_into(connection, sql_positions).values(topic=topic, sequence=sequence)
             await connection.execute(
                 upsert.on_conflict_do_update(
                     index_elements=["topic"],

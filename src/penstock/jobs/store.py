@@ -15,13 +15,13 @@ from typing import Self, TypeVar
 import msgspec
 from msgspec.structs import replace
 from sqlalchemy import delete, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from penstock.jobs.job import JobStage, ProcessingJob, now
 from penstock.jobs.records import (
     CHANGE,
+    SENT_AGAIN,
     JobRecord,
     NewJob,
     Standing,
@@ -39,7 +39,7 @@ from penstock.jobs.records import (
 )
 from penstock.jobs.stage import Done, Text
 from penstock.jobs.together import Together
-from penstock.transactional import Database
+from penstock.transactional import Database, insert_into
 
 T = TypeVar("T")
 
@@ -101,9 +101,8 @@ class ProcessingJobStore:
         A job whose id exists is answered with what is kept, and False; when that was asked for by
         somebody else or differently, with an error.
         """
-        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
         await connection.execute(
-            dialect.insert(jobs).on_conflict_do_nothing(index_elements=["job_id"]),
+            insert_into(connection, jobs).on_conflict_do_nothing(index_elements=["job_id"]),
             [new_row(one) for one in new],
         )
         kept = await self.find(connection, [one.job.job_id for one in new])
@@ -135,6 +134,10 @@ class ProcessingJobStore:
             await connection.execute(CHANGE, [changed_row(record) for _, record in taken])
             await self._keep_texts(connection, [step for step, _ in taken])
         return answers
+
+    async def _take_in_a_transaction(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
+        async with self.database.transaction() as connection:
+            return await self.take(connection, steps)
 
     async def _keep_texts(self, connection: AsyncConnection, taken: Sequence[Step]) -> None:
         changed = [step for step in taken if step.done.text or step.to is JobStage.QUEUED]
@@ -223,21 +226,14 @@ class ProcessingJobStore:
 
     async def sent_again(self, records: Sequence[JobRecord]) -> None:
         """They were sent; those that were postponed since stay so."""
-        async with self.database.transaction() as connection:
-            for record in records:
-                if record.retry_at is not None:
-                    await connection.execute(
-                        update(jobs)
-                        .where(
-                            jobs.c.job_id == record.job.job_id,
-                            jobs.c.retry_us == micros(record.retry_at),
-                        )
-                        .values(retry_us=None)
-                    )
-
-    async def _take_in_a_transaction(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
-        async with self.database.transaction() as connection:
-            return await self.take(connection, steps)
+        rows = [
+            {"id": record.job.job_id, "due": micros(record.retry_at)}
+            for record in records
+            if record.retry_at is not None
+        ]
+        if rows:
+            async with self.database.transaction() as connection:
+                await connection.execute(SENT_AGAIN, rows)
 
 
 def idempotent(

@@ -1,6 +1,6 @@
 """Messages and a database's own writes in one transaction. Needs `penstock[sql]`."""
 
-from penstock.transactional.database import Database, database_time
+from penstock.transactional.database import Database, database_time, insert_into
 from penstock.transactional.outbox import DeadRow, Outbox, OutboxStatus
 from penstock.transactional.relay import Relay, RelayStatistics
 
@@ -12,4 +12,5 @@ __all__ = [
     "Relay",
     "RelayStatistics",
     "database_time",
+    "insert_into",
 ]

@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from sqlalchemy import URL, Double, MetaData, StaticPool, event, make_url, select, text
+from sqlalchemy import URL, Double, MetaData, StaticPool, Table, event, make_url, select, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -61,6 +62,13 @@ def _sqlite_time(*_: Any, **__: Any) -> str:
 def _postgresql_time(*_: Any, **__: Any) -> str:
     # As a query of its own it is asked once a statement, not once a row, and indexes can be used.
     return "(SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision))"
+
+
+def insert_into(connection: AsyncConnection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT that can say ON CONFLICT, in the words of the connection's database."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table)
+    return sqlite.insert(table)
 
 
 class Database:
