@@ -17,7 +17,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from benchmarks.measure import Figures, Row, Stopwatch, interleaved, ratios, table
 from penstock import ManagedPublisher, Message, PreciseTime, PubSub
-from penstock.brokers.nats import server
+from penstock.brokers.nats.local import process as server
 
 PAYLOAD = bytes(256)
 WINDOW = 512

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.servers import PostgresServer
+from tests.support.servers import PostgresServer
 
 from benchmarks.measure import Figures, Row, Stopwatch, interleaved, table
 from penstock import Draft, PubSub

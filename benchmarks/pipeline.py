@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks.measure import Row, table
-from penstock.brokers.nats.local import LocalServer
+from penstock.brokers.nats.local.folder import LocalServer
 from penstock.jobs import (
     AudioInfo,
     Done,
@@ -28,7 +28,7 @@ from penstock.jobs import (
     job_system,
     load_settings,
 )
-from penstock.jobs.stages import MediaTools
+from penstock.jobs.pipeline.media import MediaTools
 
 JOBS = 1500
 WARM_UP = 100
@@ -71,7 +71,7 @@ async def _submit(settings: JobSettings, count: int) -> None:
 def measure(master: str) -> None:
     """In a process of its own, because a process has one Spark: prints seconds a job."""
     from penstock.spark import session
-    from penstock.spark.pipeline import Pipeline, PipelineOptions
+    from penstock.spark.jobs.pipeline import Pipeline, PipelineOptions
 
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)

@@ -19,9 +19,9 @@ from benchmarks.measure import Figures, Row, interleaved, table
 from penstock import PubSub
 from penstock.message import Draft
 from penstock.spark import session
-from penstock.spark.options import SourceOptions
-from penstock.spark.reader import LogRange, read_range
-from penstock.spark.schema import source_schema
+from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.reader import LogRange, read_range
+from penstock.spark.source.schema import source_schema
 
 ROWS = 400_000
 PUBLISHED = 100_000

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import Figures, Row, interleaved, table
-from penstock.jobs.media import Transcriber, probe_blocking
+from penstock.media import Transcriber, probe_blocking
 
 FOLDER = Path(__file__).parents[1] / "examples" / "media"
 REPEATS = 3

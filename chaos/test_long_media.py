@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from tests.media_samples import FOLDER, MANIFEST, word_error_rate
+from tests.support.media_samples import FOLDER, MANIFEST, word_error_rate
 
 ROOT = Path(__file__).parents[1]
 RATE = 16_000
@@ -19,7 +19,7 @@ MOST_MIB = 640
 
 PROGRAM = """
 import resource, sys, msgspec
-from penstock.jobs.media import Transcriber
+from penstock.media import Transcriber
 transcript = Transcriber(threads=2).transcribe(sys.argv[1])
 own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 sys.stdout.buffer.write(msgspec.json.encode([own, transcript]))

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.spark_handlers import CALLS
-from tests.spark_jobs import (
+from tests.support.spark_handlers import CALLS
+from tests.support.spark_jobs import (
     HANDLERS,
     all_ended,
     job_settings,

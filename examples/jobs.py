@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from penstock.jobs import JobStage, MediaType, job_system, load_settings
-from penstock.jobs.stages import STAGES, media_tools
+from penstock.jobs.pipeline.media import STAGES, media_tools
 
 SAMPLES = Path(__file__).parent / "media"
 

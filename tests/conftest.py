@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from tests.servers import PostgresServer
+from tests.support.servers import PostgresServer
 
 # The same examples each time, so that a change is judged by what it changed. `make chaos` looks for
 # new ones.

@@ -1,18 +1,12 @@
 """Reliable messaging and job pipelines for Python, from one process to a cluster."""
 
 from penstock import errors
-from penstock.broker import (
-    Capabilities,
-    DeadLetterPolicy,
-    PushDelivery,
-    RetryPolicy,
-    SubscriptionStatus,
-    TopicStatus,
-)
+from penstock.broker import Capabilities, SubscriptionStatus, TopicStatus
+from penstock.client import PubSub, Topic
 from penstock.clock import PreciseTime
+from penstock.config import DeadLetterPolicy, PushDelivery, RetryPolicy
 from penstock.connect import connect
 from penstock.errors import PenstockError
-from penstock.flow import Backoff, FlowControl
 from penstock.message import AckResponse, Draft, Expect, Message, Receipt
 from penstock.publishing import (
     Flight,
@@ -21,7 +15,8 @@ from penstock.publishing import (
     PublisherListener,
     PublishRetry,
 )
-from penstock.pubsub import PubSub, Topic
+from penstock.rules.backoff import Backoff
+from penstock.rules.window import FlowControl
 from penstock.subscribing import (
     CloseReport,
     LeaseExtension,

@@ -7,13 +7,12 @@ cannot do is said in its `Capabilities`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from penstock.errors import InvalidArgumentError
+from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.message import (
     AckResponse,
     Delivery,
@@ -22,32 +21,7 @@ from penstock.message import (
     Receipt,
     Record,
     Settlement,
-    check_ack_deadline,
 )
-
-DAY = 86_400.0
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9\-._~+%]{2,254}")
-
-
-def check_name(kind: str, name: object) -> str:
-    """`name` if Google Pub/Sub would take it for a `kind`, else `InvalidArgumentError`."""
-    if not isinstance(name, str):
-        raise InvalidArgumentError(f"{kind} name must be text, not {type(name).__name__}")
-    if not _NAME.fullmatch(name) or name.startswith("goog"):
-        raise InvalidArgumentError(
-            f"{kind} name {name!r} is not allowed: 3 to 255 characters, a letter first, then "
-            "letters, digits or any of - . _ ~ + %, and not starting with 'goog'"
-        )
-    return name
-
-
-def check_duration(what: str, seconds: float, least: float, most: float) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise InvalidArgumentError(f"{what} must be seconds, not {type(seconds).__name__}")
-    if not least <= seconds <= most:
-        raise InvalidArgumentError(
-            f"{what} must be between {least:g} and {most:g} seconds, not {seconds!r}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,131 +52,6 @@ class Capabilities:
     """It has a `log`."""
     backlog: bool = False
     """`Admin.describe_subscription` counts what is unsettled."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeadLetterPolicy:
-    """Where a message goes that failed `max_delivery_attempts` times (1 to 100)."""
-
-    topic: str
-    max_delivery_attempts: int = 5
-
-    def __post_init__(self) -> None:
-        check_name("Dead-letter topic", self.topic)
-        if not isinstance(self.max_delivery_attempts, int) or not (
-            1 <= self.max_delivery_attempts <= 100
-        ):
-            raise InvalidArgumentError(
-                "max_delivery_attempts must be a whole number from 1 to 100, "
-                f"not {self.max_delivery_attempts!r}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetryPolicy:
-    """How long a nacked or expired message waits before it comes back.
-
-    `minimum_backoff` seconds after the first failure, doubled with each further one, never more
-    than `maximum_backoff`. Both from 0 to 600.
-    """
-
-    minimum_backoff: float = 10.0
-    maximum_backoff: float = 600.0
-
-    def __post_init__(self) -> None:
-        check_duration("minimum_backoff", self.minimum_backoff, 0, 600)
-        check_duration("maximum_backoff", self.maximum_backoff, self.minimum_backoff, 600)
-
-    def delay(self, failures: int) -> float:
-        """Seconds to wait after the given number of failures (1 for the first)."""
-        doubled: float = self.minimum_backoff * 2.0 ** min(failures - 1, 64)
-        return min(self.maximum_backoff, doubled)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PushDelivery:
-    """Let the broker send messages to `subject` instead of waiting to be asked; subscribers with
-    the same `group` share them. For brokers whose capabilities include `push`."""
-
-    subject: str
-    group: str = ""
-
-    def __post_init__(self) -> None:
-        for name, value in (("subject", self.subject), ("group", self.group)):
-            if not isinstance(value, str) or not re.fullmatch(r"[^\s*>]*", value):
-                raise InvalidArgumentError(f"{name} of a push delivery cannot be {value!r}")
-        if not self.subject:
-            raise InvalidArgumentError("A push delivery needs a subject")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TopicConfig:
-    """`message_retention`: seconds the topic's log keeps every message, acked or not (0: only
-    while a subscription needs it). `duplicate_window`: seconds a message id is remembered.
-    `routed_attributes`: attributes that become part of each message's subject, in this order, so
-    that brokers which filter by subject can filter by them."""
-
-    name: str
-    message_retention: float = 0.0
-    duplicate_window: float = 120.0
-    routed_attributes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_name("Topic", self.name)
-        check_duration("message_retention", self.message_retention, 0, 31 * DAY)
-        check_duration("duplicate_window", self.duplicate_window, 0, DAY)
-        if not isinstance(self.routed_attributes, tuple) or not all(
-            isinstance(key, str) and key for key in self.routed_attributes
-        ):
-            raise InvalidArgumentError(
-                f"routed_attributes of topic {self.name!r} must be a tuple of attribute keys, not "
-                f"{self.routed_attributes!r}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SubscriptionConfig:
-    """What the broker knows of a subscription.
-
-    `message_retention`: seconds an unacked message is kept (default 7 days), and an acked one
-    too when `retain_acked_messages` is set, for `seek`.
-    """
-
-    name: str
-    topic: str
-    ack_deadline: float = 60.0
-    message_ordering: bool = False
-    enable_exactly_once_delivery: bool = False
-    filter: str = ""
-    dead_letter_policy: DeadLetterPolicy | None = None
-    retry_policy: RetryPolicy | None = None
-    retain_acked_messages: bool = False
-    message_retention: float = 7 * DAY
-    push: PushDelivery | None = None
-
-    def __post_init__(self) -> None:
-        check_name("Subscription", self.name)
-        check_name("Topic", self.topic)
-        if check_ack_deadline(self.ack_deadline) == 0:
-            raise InvalidArgumentError(
-                "Ack deadline must be between 0 and 600 seconds, and above 0 for a subscription "
-                f"({self.name!r})"
-            )
-        check_duration("message_retention", self.message_retention, 0.001, 31 * DAY)
-        for option, kind in (
-            ("filter", str),
-            ("dead_letter_policy", DeadLetterPolicy | None),
-            ("retry_policy", RetryPolicy | None),
-            ("push", PushDelivery | None),
-            ("message_ordering", bool),
-            ("enable_exactly_once_delivery", bool),
-            ("retain_acked_messages", bool),
-        ):
-            value = getattr(self, option)
-            if not isinstance(value, kind):
-                raise InvalidArgumentError(
-                    f"{option} of subscription {self.name!r} cannot be a {type(value).__name__}"
-                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Brok
 
             return MemoryBroker(clock)
         case "local":
-            from penstock.brokers.nats.local import LocalBroker
+            from penstock.brokers.nats.local.folder import LocalBroker
 
             return await LocalBroker.open(url.partition("://")[2], clock)
         case "nats" | "tls":

@@ -8,7 +8,7 @@ import pytest
 from penstock import AckResponse, Message, PreciseTime
 from penstock.errors import InvalidArgumentError
 from penstock.testing import settled
-from tests.scenes import orders
+from tests.support.scenes import orders
 
 
 async def receive_one(data=b"", /, attributes=None, ordering_key=None, **options) -> Message:

@@ -28,8 +28,8 @@ from penstock.errors import (
     UnimplementedError,
 )
 from penstock.testing import VirtualClock, settled
-from tests.fakes import Fault, SlowBroker
-from tests.scenes import now
+from tests.support.fakes import Fault, SlowBroker
+from tests.support.scenes import now
 
 
 class Recorder(PublisherListener):

@@ -11,8 +11,8 @@ import pytest
 from penstock import FlowControl, Message, MessageStream, Streaming, SubscriberOptions
 from penstock.errors import SubscriptionNotFoundError, UnavailableError
 from penstock.testing import eventually, settled
-from tests.fakes import FlakyBroker, subscription_on
-from tests.scenes import orders, publish
+from tests.support.fakes import FlakyBroker, subscription_on
+from tests.support.scenes import orders, publish
 
 
 async def test_ac_001_basic_streaming_pull():

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.testing.conformance import BrokerConformance, Harness
-from tests.servers import NatsServer
+from tests.support.servers import NatsServer
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import penstock
 from penstock import FlowControl, LeaseExtension, PubSub, Streaming, connect, errors
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.testing import VirtualClock
-from tests.scenes import orders
+from tests.support.scenes import orders
 
 
 def test_everything_public_is_exported_and_documented():

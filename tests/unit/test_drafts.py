@@ -1,12 +1,7 @@
 import pytest
 
 from penstock import Draft
-from penstock.broker import (
-    DeadLetterPolicy,
-    SubscriptionConfig,
-    TopicConfig,
-    check_name,
-)
+from penstock.config import DeadLetterPolicy, SubscriptionConfig, TopicConfig, check_name
 from penstock.errors import InvalidArgumentError
 
 

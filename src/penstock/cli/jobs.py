@@ -24,8 +24,9 @@ from penstock.cli.running import (
     settings_from,
 )
 from penstock.errors import InvalidArgumentError
-from penstock.jobs.job import MediaType, video_id_of
+from penstock.jobs.model.job import MediaType
 from penstock.jobs.settings import JobSettings
+from penstock.media.video_ids import video_id_of
 
 jobs = typer.Typer(help="Media jobs, through the ingestion API.", no_args_is_help=True)
 _out = Console()
@@ -75,7 +76,7 @@ async def _serve(settings: JobSettings, workers: bool, stop: asyncio.Event) -> N
         system = await stack.enter_async_context(job_system(settings, observer=observer()))
         ingestion = await stack.enter_async_context(system.ingesting())
         if workers:
-            from penstock.jobs.stages import STAGES, media_tools
+            from penstock.jobs.pipeline.media import STAGES, media_tools
 
             tools = await stack.enter_async_context(media_tools(settings.media, system.store))
             for stage in STAGES.values():

@@ -21,7 +21,7 @@ from penstock.cli.running import (
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
-    from penstock.spark.pipeline import Pipeline
+    from penstock.spark.jobs.pipeline import Pipeline
 
 pipeline = typer.Typer(help="The stages of the jobs, on Spark.", no_args_is_help=True)
 
@@ -35,7 +35,8 @@ Checkpoints = Annotated[
 ]
 History = Annotated[str | None, typer.Option(help="Where the projection writes events as Parquet.")]
 Handlers = Annotated[
-    str | None, typer.Option(help="Stages of your own: module:mapping, as penstock.jobs.stages.")
+    str | None,
+    typer.Option(help="Stages of your own: module:mapping, as penstock.jobs.pipeline.media."),
 ]
 Trigger = Annotated[float, typer.Option(min=0, help="Seconds between batches.")]
 _ALL = "metadata,transcription,projection"
@@ -105,8 +106,8 @@ def _run(
     *,
     once: bool,
 ) -> None:
-    from penstock.spark.pipeline import Pipeline, PipelineOptions
-    from penstock.spark.session import session
+    from penstock.spark.jobs.pipeline import Pipeline, PipelineOptions
+    from penstock.spark.session.session import session
 
     log_to_terminal()
     chosen = PipelineOptions(**options)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.brokers.nats.local import LocalServer
+from penstock.brokers.nats.local.folder import LocalServer
 
 server = typer.Typer(help="The local server of a folder.", no_args_is_help=True)
 

@@ -74,7 +74,7 @@ def _work(
 async def _run(
     name: str, settings: JobSettings, metrics_port: int | None, stop: asyncio.Event
 ) -> None:
-    from penstock.jobs.stages import STAGES, media_tools
+    from penstock.jobs.pipeline.media import STAGES, media_tools
     from penstock.jobs.system import job_system
 
     async with AsyncExitStack() as stack:

@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct, field
 
-from penstock.broker import RetryPolicy, check_name
+from penstock.config import RetryPolicy, check_name
 from penstock.errors import InvalidArgumentError
-from penstock.filters import parse_filter
-from penstock.jobs.job import JobStage, MediaType
+from penstock.jobs.model.job import JobStage, MediaType
+from penstock.rules.filters import parse_filter
 
 PREFIX = "PENSTOCK_"
 # Variables with the prefix that are no settings: they belong to the command line and the tests.

@@ -13,20 +13,20 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from penstock.client import PubSub
 from penstock.errors import PenstockError
-from penstock.jobs.client import PubSubClient, subject_of
-from penstock.jobs.job import JobStage
-from penstock.jobs.projection import Projection
+from penstock.jobs.messaging.client import PubSubClient, subject_of
+from penstock.jobs.messaging.worker import StageWorker
+from penstock.jobs.model.job import JobStage
+from penstock.jobs.pipeline.stage import Stage
+from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings
-from penstock.jobs.sql_views import SqlJobViews
-from penstock.jobs.stage import Stage
-from penstock.jobs.store import ProcessingJobStore
-from penstock.jobs.submit import JobService
+from penstock.jobs.store.store import ProcessingJobStore
 from penstock.jobs.telemetry import Observer
-from penstock.jobs.views import JobViews, Views
-from penstock.jobs.worker import StageWorker
+from penstock.jobs.views.memory import JobViews, Views
+from penstock.jobs.views.projection import Projection
+from penstock.jobs.views.sql import SqlJobViews
 from penstock.message import Draft
-from penstock.pubsub import PubSub
 from penstock.transactional import Database, Outbox, Relay
 
 _log = logging.getLogger("penstock.jobs")

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.config import check_whole
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.flow import Backoff, check_whole
 from penstock.publishing.flight import Flight
+from penstock.rules.backoff import Backoff
 
 
 def _is_retryable(error: PenstockError) -> bool:

@@ -12,9 +12,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
-from penstock.broker import Broker, check_duration, check_name
+from penstock.broker import Broker
 from penstock.clock import NS, Clock
-from penstock.deadlines import Deadlines
+from penstock.config import check_duration, check_name, check_whole
 from penstock.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -23,12 +23,13 @@ from penstock.errors import (
     PenstockError,
     UnavailableError,
 )
-from penstock.flow import Window, check_whole
-from penstock.lanes import Lanes
 from penstock.message import Draft, Expect, PublishFault, Receipt
-from penstock.publishing.announcing import Announcer
 from penstock.publishing.flight import Flight, FlightState
+from penstock.publishing.listener import Announcer
 from penstock.publishing.options import PublisherListener, PublishRetry
+from penstock.rules.deadlines import Deadlines
+from penstock.rules.lanes import Lanes
+from penstock.rules.window import Window
 
 _log = logging.getLogger("penstock")
 

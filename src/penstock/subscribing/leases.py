@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.broker import check_duration
-from penstock.deadlines import Deadlines
+from penstock.config import check_duration
 from penstock.errors import InvalidArgumentError
 from penstock.message import Message
+from penstock.rules.deadlines import Deadlines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.config import check_whole
 from penstock.errors import InvalidArgumentError
-from penstock.flow import Backoff, FlowControl, check_whole
 from penstock.message import check_ack_deadline
+from penstock.rules.backoff import Backoff
+from penstock.rules.window import FlowControl
 from penstock.subscribing.leases import LeaseExtension
 
 

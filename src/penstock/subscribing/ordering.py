@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from penstock.lanes import Lanes
 from penstock.message import Message
+from penstock.rules.lanes import Lanes
 
 
 class Left(NamedTuple):

@@ -13,8 +13,8 @@ from penstock.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from penstock.flow import Backoff
 from penstock.message import AckResponse, Settlement
+from penstock.rules.backoff import Backoff
 
 _BATCH = 1000
 

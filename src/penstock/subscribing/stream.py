@@ -13,7 +13,7 @@ from penstock.broker import Broker
 from penstock.clock import Clock
 from penstock.errors import ClosedError, FlowControlError, InvalidArgumentError
 from penstock.message import MAX_DATA_BYTES, AckResponse, Message, Settlement, Verb
-from penstock.subscribing.inflight import Handler, InFlight
+from penstock.subscribing.deliveries import Handler, InFlight
 from penstock.subscribing.options import SubscriberOptions
 from penstock.subscribing.settling import Settler
 

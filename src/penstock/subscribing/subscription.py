@@ -10,8 +10,9 @@ from datetime import datetime
 from inspect import isawaitable
 from typing import Any, overload
 
-from penstock.broker import Broker, SubscriptionConfig, SubscriptionStatus, check_name
+from penstock.broker import Broker, SubscriptionStatus
 from penstock.clock import Clock
+from penstock.config import SubscriptionConfig, check_name
 from penstock.errors import (
     ClosedError,
     FailedPreconditionError,
@@ -19,8 +20,8 @@ from penstock.errors import (
     NotFoundError,
 )
 from penstock.message import Message
+from penstock.subscribing.deliveries import Handler
 from penstock.subscribing.events import Events, F
-from penstock.subscribing.inflight import Handler
 from penstock.subscribing.iteration import Iteration
 from penstock.subscribing.options import SubscriberOptions
 from penstock.subscribing.stream import CloseReport, MessageStream

@@ -14,9 +14,8 @@ import msgspec
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.broker import check_name
+from penstock.config import check_name, check_whole
 from penstock.errors import InvalidArgumentError
-from penstock.flow import check_whole
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
 from penstock.transactional.table import (

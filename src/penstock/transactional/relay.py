@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from penstock.broker import Broker, check_duration
+from penstock.broker import Broker
+from penstock.client import PubSub
+from penstock.config import check_duration, check_whole
 from penstock.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -31,12 +33,11 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.flow import Backoff, check_whole
 from penstock.message import Draft, PublishFault, Receipt
-from penstock.pubsub import PubSub
-from penstock.transactional.claims import Claim, Claimed, Claims, Outcomes
+from penstock.rules.backoff import Backoff
 from penstock.transactional.database import Database
 from penstock.transactional.outbox import Outbox
+from penstock.transactional.row_leases import Claim, Claimed, Claims, Outcomes
 
 _log = logging.getLogger("penstock")
 

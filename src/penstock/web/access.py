@@ -11,8 +11,8 @@ from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException
 
 from penstock.errors import InvalidArgumentError
+from penstock.jobs.service import check_user_id
 from penstock.jobs.settings import ApiSettings
-from penstock.jobs.submit import check_user_id
 
 MIN_TOKEN_LENGTH = 16
 

@@ -13,12 +13,12 @@ from litestar.response import ServerSentEvent
 from msgspec import Meta, Struct
 
 from penstock.errors import InvalidArgumentError, NotFoundError
-from penstock.jobs.job import JobStage, MediaType
-from penstock.jobs.records import JobRecord
+from penstock.jobs.model.job import JobStage, MediaType
+from penstock.jobs.pipeline.stage import Segment
 from penstock.jobs.settings import UPLOAD, UPLOADS
-from penstock.jobs.stage import Segment
+from penstock.jobs.store.records import JobRecord
 from penstock.jobs.system import Ingestion
-from penstock.jobs.views import JobView, first_view
+from penstock.jobs.views.memory import JobView, first_view
 from penstock.web.streams import Streams
 from penstock.web.uploads import Upload, Uploads
 

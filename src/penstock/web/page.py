@@ -12,9 +12,9 @@ from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
-from penstock.jobs.job import JobStage
+from penstock.jobs.model.job import JobStage
 from penstock.jobs.system import Ingestion
-from penstock.jobs.views import JobView
+from penstock.jobs.views.memory import JobView
 from penstock.web.access import Access
 
 _STEPS = (JobStage.QUEUED, JobStage.METADATA_READY, JobStage.TRANSCRIPT_COMPLETE)

@@ -11,7 +11,7 @@ from litestar.exceptions import HTTPException, ValidationException
 from litestar.exceptions.http_exceptions import ClientException
 
 from penstock.errors import PenstockError
-from penstock.jobs.codec import without_input
+from penstock.jobs.model.codec import without_input
 
 _log = logging.getLogger("penstock.web")
 

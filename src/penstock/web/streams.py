@@ -12,9 +12,9 @@ import msgspec
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
 from penstock.errors import PenstockError, ResourceExhaustedError
-from penstock.jobs.job import is_news
-from penstock.jobs.projection import Projection
-from penstock.jobs.views import JobView
+from penstock.jobs.model.job import is_news
+from penstock.jobs.views.memory import JobView
+from penstock.jobs.views.projection import Projection
 
 _log = logging.getLogger("penstock.web")
 _HEARTBEAT = 15.0

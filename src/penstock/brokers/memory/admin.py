@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from penstock.broker import (
-    DAY,
-    SubscriptionConfig,
-    SubscriptionStatus,
-    TopicConfig,
-    TopicStatus,
-    check_name,
-)
+from penstock.broker import SubscriptionStatus, TopicStatus
 from penstock.brokers.memory.registry import Registry, Snapshot
 from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.brokers.memory.topic import TopicState
 from penstock.clock import NS, Clock, to_ns
+from penstock.config import DAY, SubscriptionConfig, TopicConfig, check_name
 from penstock.errors import (
     AlreadyExistsError,
     InvalidArgumentError,

@@ -6,12 +6,13 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from penstock.broker import Capabilities, SubscriptionConfig
+from penstock.broker import Capabilities
 from penstock.brokers.memory.admin import MemoryAdmin
 from penstock.brokers.memory.log import MemoryLog
 from penstock.brokers.memory.registry import Registry
 from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.clock import Clock, PreciseTime
+from penstock.config import SubscriptionConfig
 from penstock.message import AckResponse, Delivery, Draft, PublishFault, Receipt, Record, Settlement
 
 # Publishing never has to wait here, so a loop that publishes would keep everybody else from

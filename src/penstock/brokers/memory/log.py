@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from penstock.broker import Extent
 from penstock.brokers.memory.registry import Registry
 from penstock.clock import Clock
-from penstock.filters import parse_filter
 from penstock.message import Record
+from penstock.rules.filters import parse_filter
 
 _BATCH = 1000
 

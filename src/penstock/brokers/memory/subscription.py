@@ -9,13 +9,14 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from penstock.broker import SubscriptionConfig, SubscriptionStatus
+from penstock.broker import SubscriptionStatus
 from penstock.clock import NS, Alarm, Clock
-from penstock.deadlines import Deadlines
+from penstock.config import SubscriptionConfig
 from penstock.errors import SubscriptionNotFoundError, TopicNotFoundError
-from penstock.filters import parse_filter
-from penstock.lanes import Lanes
 from penstock.message import AckResponse, Delivery, Record, Settlement, Verb
+from penstock.rules.deadlines import Deadlines
+from penstock.rules.filters import parse_filter
+from penstock.rules.lanes import Lanes
 
 
 class Loan(Struct, eq=False):

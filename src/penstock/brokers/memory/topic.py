@@ -6,12 +6,12 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 
-from penstock.broker import TopicConfig
 from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.clock import NS
+from penstock.config import TopicConfig
 from penstock.errors import FailedPreconditionError, PenstockError, UnimplementedError
 from penstock.message import Draft, Expect, PublishFault, Receipt, Record
-from penstock.routing import routed_subject
+from penstock.rules.subjects import routed_subject
 
 
 class RetainedLog:

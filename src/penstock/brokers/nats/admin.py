@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from penstock.broker import SubscriptionConfig, SubscriptionStatus, TopicConfig, TopicStatus
+from penstock.broker import SubscriptionStatus, TopicStatus
+from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import (
     Catalogue,
     Consumer,
@@ -15,11 +16,11 @@ from penstock.brokers.nats.catalogue import (
     topic_config,
     unfinished,
 )
-from penstock.brokers.nats.connection import Connection
-from penstock.brokers.nats.headers import decode_name, encode_name
+from penstock.brokers.nats.dead_letters import ADVISORIES, Rescue
 from penstock.brokers.nats.log import NatsLog
-from penstock.brokers.nats.rescue import ADVISORIES, Rescue
+from penstock.brokers.nats.protocol.headers import decode_name, encode_name
 from penstock.clock import NS, Clock, to_ns
+from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -28,7 +29,7 @@ from penstock.errors import (
     TopicNotFoundError,
     UnimplementedError,
 )
-from penstock.filters import parse_filter
+from penstock.rules.filters import parse_filter
 
 
 class NatsAdmin:

@@ -8,20 +8,19 @@ from contextlib import suppress
 from functools import partial
 from typing import Self
 
-from penstock.broker import Capabilities, SubscriptionConfig
+from penstock.broker import Capabilities
 from penstock.brokers.nats.admin import NatsAdmin
+from penstock.brokers.nats.aio.connection import Connection, NatsOptions
+from penstock.brokers.nats.aio.publishing import Publishing
+from penstock.brokers.nats.aio.pulling import Pulling, Raw
+from penstock.brokers.nats.aio.pushing import PushInbox
 from penstock.brokers.nats.catalogue import Catalogue, Consumer
-from penstock.brokers.nats.connection import Connection, NatsOptions
-from penstock.brokers.nats.headers import parse_ack_subject, record_of
+from penstock.brokers.nats.dead_letters import Rescue
 from penstock.brokers.nats.log import NatsLog
-from penstock.brokers.nats.publishing import Publishing
-from penstock.brokers.nats.pulling import Pulling, Raw
-from penstock.brokers.nats.pushing import PushInbox
-from penstock.brokers.nats.rescue import Rescue
+from penstock.brokers.nats.protocol.headers import parse_ack_subject, record_of
 from penstock.clock import NS, Clock, PreciseTime
-from penstock.deadlines import Deadlines
+from penstock.config import SubscriptionConfig
 from penstock.errors import PenstockError, SubscriptionNotFoundError
-from penstock.filters import parse_filter
 from penstock.message import (
     AckResponse,
     Delivery,
@@ -32,6 +31,8 @@ from penstock.message import (
     Settlement,
     Verb,
 )
+from penstock.rules.deadlines import Deadlines
+from penstock.rules.filters import parse_filter
 
 _DEAD = "CloudPubSubDeadLetterSource"
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.broker import (
+from penstock.brokers.nats.aio.connection import Connection
+from penstock.brokers.nats.protocol.headers import decode_name, encode_name
+from penstock.clock import NS
+from penstock.config import (
     DAY,
     DeadLetterPolicy,
     PushDelivery,
@@ -15,12 +18,9 @@ from penstock.broker import (
     SubscriptionConfig,
     TopicConfig,
 )
-from penstock.brokers.nats.connection import Connection
-from penstock.brokers.nats.headers import decode_name, encode_name
-from penstock.clock import NS
 from penstock.errors import PermissionDeniedError, SubscriptionNotFoundError, TopicNotFoundError
-from penstock.filters import parse_filter
-from penstock.routing import subject_filters
+from penstock.rules.filters import parse_filter
+from penstock.rules.subjects import subject_filters
 
 _MARK = "penstock"
 _KEEP_AT_LEAST = 7 * DAY

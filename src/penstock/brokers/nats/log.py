@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from penstock.broker import Extent
+from penstock.brokers.nats.aio.pulling import Pulling, Raw
 from penstock.brokers.nats.catalogue import Catalogue
-from penstock.brokers.nats.headers import encode_name, record_of
-from penstock.brokers.nats.pulling import Pulling, Raw
+from penstock.brokers.nats.protocol.headers import encode_name, record_of
 from penstock.clock import NS
 from penstock.errors import InternalError, TopicNotFoundError, UnavailableError
-from penstock.filters import parse_filter
 from penstock.message import Record
+from penstock.rules.filters import parse_filter
 
 _BATCH = 10_000
 _BATCH_BYTES = 16 * 2**20

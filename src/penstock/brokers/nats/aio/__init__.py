@@ -1,0 +1,1 @@
+"""JetStream on nats-py's connection, for programs with an event loop."""

@@ -1,0 +1,433 @@
+"""Publishing: pipelined, or as atomic batches where the server syncs every write."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.brokers.nats.aio.connection import Connection, api_error
+from penstock.brokers.nats.aio.wire import publish_operation
+from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.protocol.headers import (
+    HEADER_BLOCK,
+    check_subject,
+    encode_header,
+    status_of,
+)
+from penstock.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    PenstockError,
+    PermissionDeniedError,
+    TopicNotFoundError,
+    UnavailableError,
+)
+from penstock.message import Draft, PublishFault, Receipt
+from penstock.rules.subjects import routed_subject
+
+# JetStream takes at most 1000 messages in an atomic batch; the bytes are bounded so that one batch
+# does not hold up the connection.
+_BATCH_MESSAGES = 1000
+_BATCH_BYTES = 4 * 2**20
+_QUIET_TURNS = 10
+# What an atomic batch adds to the headers of a message, generously.
+_BATCH_HEADERS = 160
+
+
+Operation: TypeAlias = tuple[int, bytes, bytes]
+"""The index of a draft, its subject and its header block."""
+
+
+class _Ack(msgspec.Struct):
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    batch: str = ""
+    count: int = 0
+    error: dict[str, object] | None = None
+
+
+# What nearly every ack looks like: the call, the index, and the sequence it was stored at.
+_STORED = rb'(\d+)\.(\d+) %b \d+\r\n\{"stream":"[^"]*","seq":(\d+)\}\r\n'
+
+_decode_ack = msgspec.json.Decoder(_Ack).decode
+
+
+class _Call:
+    """Answers to one write, by index: the sequence a draft was stored at, or whatever else came,
+    as header block and payload."""
+
+    __slots__ = ("answers", "done", "left", "topic")
+
+    def __init__(self, topic: str, expected: int, total: int) -> None:
+        self.topic = topic
+        self.answers: list[int | tuple[bytes, bytes] | None] = [None] * total
+        self.left = expected
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def answer(self, index: int, answer: int | tuple[bytes, bytes]) -> None:
+        if self.answers[index] is None:
+            self.left -= 1
+        self.answers[index] = answer
+        if self.left <= 0 and not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: PenstockError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # Seen: whoever waits for it is told.
+
+
+class Publishing:
+    """The publishing half of a connection. Every draft is answered for itself."""
+
+    def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
+        self._connection = connection
+        self._catalogue = catalogue
+        self._wire = connection.wire
+        self._prefix = f"{connection.options.inbox_prefix}.{secrets.token_hex(8)}"
+        self._calls: dict[bytes, _Call] = {}
+        self._names = itertools.count(1)
+        self._at = len(self._prefix) + 1
+        self._committers: dict[str, _Committer] = {}
+        self._wire.on_loss(self._on_loss)
+
+    @property
+    def max_payload(self) -> int:
+        return self._wire.max_payload
+
+    async def open(self) -> None:
+        await self._wire.subscribe_bulk(self._prefix, _STORED, self._on_stored, self._on_answer)
+
+    def denied(self, text: str) -> None:
+        """The server refused a subject we published on: say so to those who did."""
+        error = PermissionDeniedError(
+            f"The NATS server refused: {text}; check this user's permissions"
+        )
+        for call in list(self._calls.values()):
+            named = f'"{call.topic.lower()}'
+            if named + '"' in text.lower() or f"{named}." in text.lower():
+                call.fail(error)
+
+    async def publish(
+        self, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        self._wire.check_connected()
+        answers: list[Receipt | PublishFault | None] = [None] * len(drafts)
+        operations: list[Operation] = []
+        limit = self._wire.max_payload
+        default = topic.encode()
+        try:
+            routed = await self._catalogue.routes(topic)
+        except TopicNotFoundError as error:
+            return [PublishFault(error)] * len(drafts)
+        for at, draft in enumerate(drafts):
+            try:
+                subject = default
+                if draft.subject:
+                    subject = check_subject(topic, draft.subject)
+                elif routed:
+                    subject = routed_subject(topic, routed, draft.attributes).encode()
+                header = encode_header(draft)
+                if len(header) + len(draft.data) > limit:
+                    raise InvalidArgumentError(
+                        f"Message of {len(draft.data):,} bytes with {len(header):,} bytes of "
+                        f"headers is larger than the NATS server takes ({limit:,})"
+                    )
+            except InvalidArgumentError as error:
+                answers[at] = PublishFault(error)
+            else:
+                operations.append((at, subject, header))
+        if operations:
+            if self._connection.options.group_commit:
+                committer = self._committers.get(topic)
+                if committer is None:
+                    committer = self._committers[topic] = _Committer(self, topic)
+                await committer.commit(drafts, operations, answers)
+            else:
+                await self.pipeline(topic, drafts, operations, answers)
+        return answers  # type: ignore[return-value]
+
+    async def pipeline(
+        self,
+        topic: str,
+        drafts: Sequence[Draft],
+        operations: list[Operation],
+        answers: list[Receipt | PublishFault | None],
+    ) -> None:
+        """Send each by itself, all at once, and wait for all acks."""
+        name = b"%d" % next(self._names)
+        call = self._calls[name] = _Call(topic, len(operations), len(drafts))
+        reply = b"%b.%b." % (self._prefix.encode(), name)
+        parts = [
+            b"HPUB %b %b%d %d %d\r\n%b%b\r\n"
+            % (
+                subject,
+                reply,
+                at,
+                size := len(header),
+                size + len(data := drafts[at].data),
+                header,
+                data,
+            )
+            if header
+            else publish_operation(subject, b"%b%d" % (reply, at), b"", drafts[at].data)
+            for at, subject, header in operations
+        ]
+        error = await self._send(call, name, parts)
+        for at, _, _ in operations:
+            answer = call.answers[at]
+            if isinstance(answer, int):
+                answers[at] = Receipt(drafts[at].message_id or f"{topic}-{answer}", answer)
+            else:
+                answers[at] = self._receipt(topic, drafts[at], answer, error)
+
+    async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
+        """Write and wait; returns what to say of those that were not answered."""
+        try:
+            await self._wire.write(parts)
+            async with asyncio.timeout(self._connection.options.timeout):
+                await call.done
+        except TimeoutError:
+            return DeadlineExceededError(
+                f"The NATS server did not acknowledge within "
+                f"{self._connection.options.timeout:g} s; the message may or may not be stored"
+            )
+        except PenstockError as error:
+            return error
+        finally:
+            del self._calls[name]
+        return InternalError("The NATS server did not answer")
+
+    def _receipt(
+        self,
+        topic: str,
+        draft: Draft,
+        answer: tuple[bytes, bytes] | None,
+        otherwise: PenstockError,
+    ) -> Receipt | PublishFault:
+        if answer is None:
+            return PublishFault(otherwise)
+        block, payload = answer
+        if block:
+            code, text = status_of(block)
+            self._catalogue.forget_routes(topic)
+            return PublishFault(
+                TopicNotFoundError(topic)
+                if code == 503
+                else InternalError(f"The NATS server answered {code} {text}")
+            )
+        ack = _decode_ack(payload)
+        if ack.error is not None:
+            return PublishFault(api_error(ack.error, lambda: TopicNotFoundError(topic)))
+        return Receipt(draft.message_id or f"{topic}-{ack.seq}", ack.seq, ack.duplicate)
+
+    def _on_answer(self, subject: bytes, _reply: bytes, block: bytes, payload: bytes) -> None:
+        name, _, index = subject[self._at :].partition(b".")
+        call = self._calls.get(name)
+        if call is not None:
+            call.answer(int(index), (block, payload))
+
+    def _on_stored(self, run: list[tuple[bytes, ...]]) -> None:
+        """Plain acks, a run of them."""
+        calls = self._calls
+        last, call = b"", None
+        for name, index, sequence in run:
+            if name != last:
+                last, call = name, calls.get(name)
+            if call is not None:
+                at = int(index)
+                if call.left > 1 and call.answers[at] is None:
+                    call.answers[at] = int(sequence)
+                    call.left -= 1
+                else:
+                    call.answer(at, int(sequence))
+
+    def _on_loss(self) -> None:
+        error = UnavailableError(
+            "The connection to the NATS server was lost before it acknowledged; the message may "
+            "or may not be stored"
+        )
+        for call in list(self._calls.values()):
+            call.fail(error)
+
+    # Atomic batches.
+
+    async def atomic(
+        self, topic: str, waiting: list[tuple[Draft, bytes, bytes]]
+    ) -> list[Receipt | PublishFault] | None:
+        """Store drafts with their subjects and headers, all or none.
+
+        None when the server refused the batch as a whole.
+        """
+        name = b"%d" % next(self._names)
+        call = self._calls[name] = _Call(topic, 1, 1)
+        reply = b"%b.%b.0" % (self._prefix.encode(), name)
+        batch = secrets.token_hex(8).encode()
+        last = len(waiting)
+        parts = []
+        for number, (draft, subject, header) in enumerate(waiting, 1):
+            end = b"Nats-Batch-Commit: 1\r\n\r\n" if number == last else b"\r\n"
+            block = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b" % (
+                header[:-2] or HEADER_BLOCK,
+                batch,
+                number,
+                end,
+            )
+            answer_to = reply if number == last else b""
+            parts.append(publish_operation(subject, answer_to, block, draft.data))
+        error = await self._send(call, name, parts)
+        answer = call.answers[0]
+        if answer is None:
+            return [PublishFault(error)] * last
+        if isinstance(answer, int):
+            return None  # The ack of a lone message: the server knows no atomic batches.
+        block, payload = answer
+        if block:
+            code, _ = status_of(block)
+            return [PublishFault(TopicNotFoundError(topic))] * last if code == 503 else None
+        ack = _decode_ack(payload)
+        if ack.error is not None or ack.count != last:
+            return None
+        first = ack.seq - last + 1
+        return [
+            Receipt(draft.message_id or f"{topic}-{first + n}", first + n)
+            for n, (draft, _, _) in enumerate(waiting)
+        ]
+
+
+class _Committer:
+    """Group commit for one topic: what waits while the wire is busy goes out together.
+
+    A lone message goes at once. A batch that the server refuses, because one of its ids is a
+    duplicate or one of its expectations fails, is sent again message by message. Sending is a
+    task of its own, so that a caller who is cancelled takes nobody along.
+    """
+
+    def __init__(self, publishing: Publishing, topic: str) -> None:
+        self._publishing = publishing
+        self._topic = topic
+        self._waiting: list[_Entry] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def commit(
+        self,
+        drafts: Sequence[Draft],
+        operations: list[Operation],
+        answers: list[Receipt | PublishFault | None],
+    ) -> None:
+        entries = [
+            _Entry(drafts, operations[at : at + _BATCH_MESSAGES], answers)
+            for at in range(0, len(operations), _BATCH_MESSAGES)
+        ]
+        self._waiting += entries
+        if self._sending is None:
+            # Owned here; it ends when nothing waits.
+            self._sending = asyncio.get_running_loop().create_task(self._run())
+        try:
+            for entry in entries:
+                await asyncio.shield(entry.done)
+        finally:
+            # Cancelled before it was sent: it need not be.
+            self._waiting = [waits for waits in self._waiting if waits not in entries]
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch = self._take()
+                try:
+                    await self._send(batch)
+                finally:
+                    for entry in batch:
+                        entry.end()
+                await self._gather()
+        finally:
+            self._sending = None
+            for entry in self._waiting:
+                entry.end()
+
+    async def _gather(self) -> None:
+        """Publishers that waited for the last commit are about to come with more. The few turns of
+        the loop they need cost nothing beside a sync to disk, and double what goes together."""
+        quiet = 0
+        while quiet < _QUIET_TURNS and len(self._waiting) < _BATCH_MESSAGES:
+            waiting = len(self._waiting)
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self._waiting) == waiting else 0
+
+    def _take(self) -> list[_Entry]:
+        batch: list[_Entry] = []
+        messages = size = 0
+        for entry in self._waiting:
+            if batch and (
+                messages + len(entry.operations) > _BATCH_MESSAGES
+                or size + entry.size > _BATCH_BYTES
+            ):
+                break
+            batch.append(entry)
+            messages += len(entry.operations)
+            size += entry.size
+        del self._waiting[: len(batch)]
+        return batch
+
+    async def _send(self, batch: list[_Entry]) -> None:
+        flat = [(entry, *operation) for entry in batch for operation in entry.operations]
+        outcome = None
+        if len(flat) > 1 and not any(self._must_go_alone(entry) for entry in batch):
+            waiting = [(entry.drafts[at], subject, header) for entry, at, subject, header in flat]
+            outcome = await self._publishing.atomic(self._topic, waiting)
+        if outcome is not None:
+            for (entry, at, _, _), answer in zip(flat, outcome, strict=True):
+                entry.answers[at] = answer
+            return
+        await asyncio.gather(
+            *(
+                self._publishing.pipeline(
+                    self._topic, entry.drafts, entry.operations, entry.answers
+                )
+                for entry in batch
+            )
+        )
+
+    def _must_go_alone(self, entry: _Entry) -> bool:
+        """Expectations are about the message before; the largest have no room for a batch's
+        headers."""
+        most = self._publishing.max_payload - _BATCH_HEADERS
+        return any(
+            entry.drafts[at].expect is not None or len(header) + len(entry.drafts[at].data) > most
+            for at, _, header in entry.operations
+        )
+
+
+class _Entry:
+    """One caller's drafts, waiting to be committed."""
+
+    __slots__ = ("answers", "done", "drafts", "operations", "size")
+
+    def __init__(
+        self,
+        drafts: Sequence[Draft],
+        operations: list[Operation],
+        answers: list[Receipt | PublishFault | None],
+    ) -> None:
+        self.drafts = drafts
+        self.operations = operations
+        self.answers = answers
+        self.size = sum(len(drafts[at].data) for at, _, _ in operations)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self) -> None:
+        """Whatever happened, every draft has an answer and the caller goes on."""
+        for at, _, _ in self.operations:
+            if self.answers[at] is None:
+                self.answers[at] = PublishFault(
+                    UnavailableError("Publishing was ended before the NATS server acknowledged")
+                )
+        if not self.done.done():
+            self.done.set_result(None)

@@ -1,0 +1,240 @@
+"""Pulling and settling: raw messages in, raw acks out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TypeAlias
+
+import msgspec
+import nats.errors
+
+from penstock.brokers.nats.aio.connection import Connection
+from penstock.brokers.nats.aio.wire import publish_operation
+from penstock.brokers.nats.catalogue import Consumer
+from penstock.brokers.nats.protocol.headers import status_of
+from penstock.clock import NS
+from penstock.errors import (
+    DeadlineExceededError,
+    PenstockError,
+    SubscriptionNotFoundError,
+    UnavailableError,
+)
+
+Raw: TypeAlias = tuple[bytes, bytes, bytes, bytes]
+"""Subject, reply, header block and payload of a message."""
+
+_NO_RESPONDERS, _NO_MESSAGES, _TIMED_OUT, _CONFLICT = 503, 404, 408, 409
+
+
+class Inbox:
+    """Subjects of our own, one a request, and what came in since the last request.
+
+    A pulled message comes with the subject it was published on, so only the subscription says
+    that it is ours; a status comes on the subject of the request that it ends.
+    """
+
+    def __init__(self, subject: str) -> None:
+        self._prefix = subject.encode()
+        self._requests = 0
+        self.subject = b""
+        self.messages: list[Raw] = []
+        self.wanted = 0
+        self.status = (0, "")
+        self.done: asyncio.Future[None] | None = None
+        self.unsubscribe: Callable[[], Awaitable[None]] | None = None
+        self.on_stray: Callable[[bytes], None] | None = None
+
+    def expect(self, count: int) -> asyncio.Future[None]:
+        self._requests += 1
+        self.subject = b"%b.%d" % (self._prefix, self._requests)
+        self.messages = []
+        self.wanted = count
+        self.status = (0, "")
+        self.done = asyncio.get_running_loop().create_future()
+        return self.done
+
+    def receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
+        done = self.done
+        if block and not payload:
+            status = status_of(block)
+            if status[0]:
+                if done is not None and not done.done() and subject == self.subject:
+                    self.status = status
+                    done.set_result(None)
+                return
+        if done is None or done.done():
+            if self.on_stray is not None and reply:
+                self.on_stray(reply)
+            return
+        self.messages.append((subject, reply, block, payload))
+        if len(self.messages) == self.wanted:
+            done.set_result(None)
+
+    def fail(self, error: PenstockError) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(error)
+
+
+class Pulling:
+    """The receiving half of a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._wire = connection.wire
+        self._prefix = f"{connection.options.inbox_prefix}.{secrets.token_hex(8)}"
+        self._names = itertools.count(1)
+        self._idle: list[Inbox] = []
+        self._busy: set[Inbox] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        self._wire.on_loss(self._on_loss)
+
+    async def pull(
+        self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
+    ) -> list[Raw]:
+        """What is there now; else the first that comes within `wait` seconds and what follows."""
+        found: list[Raw] = []
+        try:
+            async with self._inbox() as inbox:
+                found = await self._ask(inbox, consumer, max_messages, max_bytes, 0)
+                if not found and wait > 0:
+                    found = await self._ask(inbox, consumer, 1, 0, wait)
+                    left = max_bytes - sum(len(raw[3]) for raw in found)
+                    if found and max_messages > 1 and left > 0:
+                        found += await self._ask(inbox, consumer, max_messages - 1, left, 0)
+        except BaseException:
+            for _, reply, _, _ in found:
+                self._on_stray(reply)
+            raise
+        return found
+
+    async def write_acks(self, acks: list[tuple[bytes, bytes]]) -> None:
+        """Answer deliveries by their ack subjects, without waiting for the server."""
+        await self._wire.write([publish_operation(to, b"", b"", verb) for to, verb in acks])
+
+    async def write_acks_and_wait(self, acks: list[tuple[bytes, bytes]]) -> None:
+        """The same, until the server has confirmed all of them."""
+        async with self._inbox() as inbox:
+            await self._request(inbox, acks, expected=len(acks))
+            code, text = inbox.status
+            if code:
+                raise UnavailableError(
+                    f"The NATS server did not confirm the acks ({code} {text}); the subscription "
+                    "may be gone"
+                )
+
+    async def read(self, subject: str, request: object, count: int) -> tuple[list[Raw], int]:
+        """Ask for up to `count` messages that end with a status; returns both."""
+        body = msgspec.json.encode(request)
+        async with self._inbox() as inbox:
+            await self._request(inbox, [(subject.encode(), body)], expected=count + 1)
+            return inbox.messages, inbox.status[0]
+
+    async def _ask(
+        self, inbox: Inbox, consumer: Consumer, batch: int, max_bytes: int, wait: float
+    ) -> list[Raw]:
+        request: dict[str, object] = {"batch": batch}
+        if wait:
+            request["expires"] = int(wait * NS)
+        else:
+            request["no_wait"] = True
+        if max_bytes:
+            request["max_bytes"] = max_bytes
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}".encode()
+        body = msgspec.json.encode(request)
+        await self._request(inbox, [(subject, body)], expected=batch, wait=wait)
+        code, text = inbox.status
+        if not inbox.messages and code not in (0, _NO_MESSAGES, _TIMED_OUT):
+            if code == _CONFLICT and "MaxBytes" in text:
+                # A message larger than the room asked for: it must get through some time.
+                return await self._ask(inbox, consumer, 1, 0, 0)
+            raise _failure(consumer, code, text)
+        return inbox.messages
+
+    async def _request(
+        self, inbox: Inbox, parts: list[tuple[bytes, bytes]], *, expected: int, wait: float = 0.0
+    ) -> None:
+        """Send payloads to subjects and wait for `expected` answers or the status that ends them,
+        the server's timeout beyond the `wait` that was asked for."""
+        done = inbox.expect(expected)
+        await self._wire.write(
+            [publish_operation(to, inbox.subject, b"", payload) for to, payload in parts]
+        )
+        seconds = wait + self._connection.options.timeout
+        try:
+            async with asyncio.timeout(seconds):
+                await done
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"The NATS server did not answer within {seconds:g} s; check the connection and "
+                "this user's permissions"
+            ) from None
+
+    @asynccontextmanager
+    async def _inbox(self) -> AsyncIterator[Inbox]:
+        """An inbox for one exchange; used again when that ends well, abandoned when it does not."""
+        inbox = await self._take_inbox()
+        try:
+            yield inbox
+        except BaseException:
+            self._abandon(inbox)
+            raise
+        self._busy.discard(inbox)
+        self._idle.append(inbox)
+
+    async def _take_inbox(self) -> Inbox:
+        self._wire.check_connected()
+        inbox = self._idle.pop() if self._idle else None
+        if inbox is None:
+            name = f"{self._prefix}.{next(self._names)}"
+            inbox = Inbox(name)
+            inbox.on_stray = self._on_stray
+            inbox.unsubscribe = await self._wire.subscribe(f"{name}.*", inbox.receive)
+        self._busy.add(inbox)
+        return inbox
+
+    def _abandon(self, inbox: Inbox) -> None:
+        """A request that was given up: what still comes for it is given back."""
+        self._busy.discard(inbox)
+        for _, reply, _, _ in inbox.messages:
+            if reply:
+                self._on_stray(reply)
+        if inbox.done is not None and not inbox.done.done():
+            inbox.done.cancel()
+        if inbox.unsubscribe is not None:
+            # Without our interest the server drops the request instead of answering it.
+            self._do(inbox.unsubscribe())
+
+    def _on_stray(self, reply: bytes) -> None:
+        if self._wire.connected:
+            self._do(self.write_acks([(reply, b"-NAK")]))
+
+    def _do(self, work: Awaitable[None]) -> None:
+        """In the background, and short: one write."""
+        # Owned here; it ends with its write, or with the connection.
+        task = asyncio.get_running_loop().create_task(_quietly(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _on_loss(self) -> None:
+        error = UnavailableError("The connection to the NATS server was lost")
+        for inbox in list(self._busy):
+            inbox.fail(error)
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    """The connection may go meanwhile; then there is nothing left to tidy up."""
+    with suppress(PenstockError, nats.errors.Error, OSError):
+        await work
+
+
+def _failure(consumer: Consumer, code: int, text: str) -> PenstockError:
+    name = consumer.config.name
+    if code == _NO_RESPONDERS or "Consumer Deleted" in text or "Stream Deleted" in text:
+        return SubscriptionNotFoundError(
+            name, f"it or its topic {consumer.config.topic!r} was deleted; create it again"
+        )
+    return UnavailableError(f"Subscription {name!r}: the NATS server answered {code} {text}")

@@ -1,0 +1,63 @@
+"""Push consumers: the server sends, and what came waits here until it is pulled.
+
+How much may wait is the server's to bound: it sends no more than `max_ack_pending` messages that
+are not settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from penstock.brokers.nats.aio.pulling import Pulling, Raw
+from penstock.brokers.nats.aio.wire import Wire
+from penstock.brokers.nats.catalogue import Consumer
+
+
+class PushInbox:
+    """What the server pushed for one subscription."""
+
+    def __init__(self, wire: Wire, pulling: Pulling) -> None:
+        self._wire = wire
+        self._pulling = pulling
+        self._waiting: deque[Raw] = deque()
+        self._news = asyncio.Event()
+        self._unsubscribe: Callable[[], Awaitable[None]] | None = None
+
+    async def open(self, consumer: Consumer) -> None:
+        push = consumer.config.push
+        if push is not None:
+            self._unsubscribe = await self._wire.subscribe(
+                push.subject, self._receive, queue=push.group
+            )
+
+    async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Raw]:
+        """As `Pulling.pull`, from what is here."""
+        if not self._waiting and wait > 0:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(wait):
+                    await self._news.wait()
+            except TimeoutError:
+                return []
+        taken: list[Raw] = []
+        while self._waiting and len(taken) < max_messages:
+            max_bytes -= len(self._waiting[0][3])
+            if max_bytes < 0 and taken:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    async def close(self) -> None:
+        """Give back what nobody pulled."""
+        if self._unsubscribe is not None:
+            await self._unsubscribe()
+        if self._waiting and self._wire.connected:
+            await self._pulling.write_acks([(raw[1], b"-NAK") for raw in self._waiting])
+        self._waiting.clear()
+
+    def _receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
+        if reply.startswith(b"$JS.ACK."):
+            self._waiting.append((subject, reply, block, payload))
+            self._news.set()

@@ -1,0 +1,157 @@
+"""Dead letters from the server's side: messages that nobody was left to settle.
+
+When a message has been delivered as often as its consumer allows, the server stops delivering it
+and says so once, in an advisory. A stream keeps these advisories, so that a subscriber that was
+down, or died on the last delivery itself, finds them later and moves the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from penstock.brokers.nats.aio.connection import Connection
+from penstock.brokers.nats.aio.pulling import Pulling
+from penstock.brokers.nats.catalogue import Consumer
+from penstock.brokers.nats.log import NatsLog
+from penstock.clock import NS
+from penstock.config import DAY, SubscriptionConfig
+from penstock.errors import AlreadyExistsError, PenstockError
+from penstock.message import Record
+from penstock.rules.backoff import Backoff
+
+ADVISORIES = "PENSTOCK-ADVISORIES"
+_KINDS = ("MAX_DELIVERIES", "MSG_TERMINATED")
+_WAIT = 30.0
+_TRY_AGAIN_AFTER = 10.0
+_BACKOFF = Backoff(initial=0.2, maximum=30.0)
+
+_log = logging.getLogger("penstock")
+
+Bury = Callable[[SubscriptionConfig, Record, int], Awaitable[bool]]
+
+
+class _Advisory(msgspec.Struct):
+    stream_seq: int
+    deliveries: int = 0
+
+
+_decode = msgspec.json.Decoder(_Advisory).decode
+
+
+class Rescue:
+    """Moves what the server gave up on, for each subscription with a dead-letter policy."""
+
+    def __init__(self, connection: Connection, pulling: Pulling, log: NatsLog, bury: Bury) -> None:
+        self._connection = connection
+        self._pulling = pulling
+        self._log = log
+        self._bury = bury
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def prepare(self, consumer: Consumer) -> None:
+        """Keep the advisories of a subscription from now on."""
+        await self._create(
+            f"STREAM.CREATE.{ADVISORIES}",
+            {
+                "name": ADVISORIES,
+                "subjects": [f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.>" for kind in _KINDS],
+                "storage": "file",
+                "max_age": int(7 * DAY * NS),
+                "allow_direct": True,
+            },
+        )
+        name = _name(consumer)
+        await self._create(
+            f"CONSUMER.CREATE.{ADVISORIES}.{name}",
+            {
+                "stream_name": ADVISORIES,
+                "action": "create",
+                "config": {
+                    "name": name,
+                    "durable_name": name,
+                    "ack_policy": "explicit",
+                    "ack_wait": 30 * NS,
+                    "deliver_policy": "new",
+                    "filter_subjects": [
+                        f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{consumer.stream}.{consumer.name}"
+                        for kind in _KINDS
+                    ],
+                },
+            },
+        )
+
+    async def forget(self, consumer: Consumer) -> None:
+        """The subscription is gone."""
+        task = self._tasks.pop(consumer.config.name, None)
+        if task is not None:
+            task.cancel()
+        try:
+            await self._connection.request(f"CONSUMER.DELETE.{ADVISORIES}.{_name(consumer)}")
+        except PenstockError as error:
+            _log.debug("No advisories to forget for %r: %s", consumer.config.name, error)
+
+    def watch(self, consumer: Consumer) -> None:
+        """Look after a subscription for as long as this connection lasts."""
+        name = consumer.config.name
+        if name not in self._tasks or self._tasks[name].done():
+            # Owned here: `close` and `forget` end it.
+            self._tasks[name] = asyncio.get_running_loop().create_task(self._run(consumer))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, consumer: Consumer) -> None:
+        advisories = Consumer(ADVISORIES, _name(consumer), consumer.config)
+        failures = 0
+        while True:
+            try:
+                for _, reply, _, payload in await self._pulling.pull(advisories, 100, 2**20, _WAIT):
+                    answer = await self._answer(consumer, payload)
+                    await self._pulling.write_acks([(reply, answer)])
+                failures = 0
+            except Exception as error:
+                failures += 1
+                level = logging.DEBUG if isinstance(error, PenstockError) else logging.ERROR
+                _log.log(level, "Looking for dead letters of %r: %s", consumer.config.name, error)
+                await asyncio.sleep(_BACKOFF.delay(failures))
+
+    async def _answer(self, consumer: Consumer, payload: bytes) -> bytes:
+        try:
+            advisory = _decode(payload)
+        except msgspec.MsgspecError:
+            return b"+TERM"
+        if await self._move(consumer, advisory):
+            return b"+ACK"
+        _log.warning(
+            "A dead letter of %r could not be moved to %r; trying again",
+            consumer.config.name,
+            consumer.config.dead_letter_policy and consumer.config.dead_letter_policy.topic,
+        )
+        return b'-NAK {"delay": %d}' % int(_TRY_AGAIN_AFTER * NS)
+
+    async def _move(self, consumer: Consumer, advisory: _Advisory) -> bool:
+        record = await self._log.first_after(consumer.config.topic, advisory.stream_seq - 1)
+        if record is None or record.sequence != advisory.stream_seq:
+            return True  # It is no longer in the topic; there is nothing to move.
+        return await self._bury(consumer.config, record, advisory.deliveries)
+
+    async def _create(self, subject: str, body: object) -> None:
+        try:
+            await self._connection.request(subject, body)
+        except AlreadyExistsError:
+            return
+
+
+def _name(consumer: Consumer) -> str:
+    # Names may hold every separator a consumer may, so the two are told apart by a digest.
+    digest = hashlib.sha256(f"{consumer.stream}/{consumer.name}".encode()).hexdigest()
+    return f"rescue-{digest[:32]}"

@@ -1,0 +1,1 @@
+"""`local://DIR`: a NATS server of our own."""

@@ -1,0 +1,1 @@
+"""What JetStream says and expects, as bytes and values. No I/O."""

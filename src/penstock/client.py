@@ -1,0 +1,218 @@
+"""The client: one connection, and handles on the topics and subscriptions behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.broker import Broker, TopicStatus
+from penstock.clock import Clock
+from penstock.config import TopicConfig, check_name
+from penstock.connect import connect
+from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
+from penstock.message import Draft, PublishFault
+from penstock.subscribing import Subscription
+
+
+class PubSub:
+    """A client of one broker.
+
+    Connects to `url` when first used or entered, or uses the `broker` it is given. Closing it
+    closes every subscription opened through it, then the connection it made.
+    """
+
+    def __init__(
+        self,
+        url: str = "memory://",
+        *,
+        broker: Broker | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not isinstance(url, str) or "://" not in url:
+            raise InvalidArgumentError(
+                f"PubSub takes an address such as 'memory://', not a {type(url).__name__} "
+                "without '://'"
+            )
+        self._url = url
+        self._clock = clock or Clock()
+        self._connection = broker
+        self._owns_connection = broker is None
+        self._connecting = asyncio.Lock()
+        self._opened: set[Subscription] = set()
+        self._closing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.broker()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    def topic(self, name: str) -> Topic:
+        """A handle; the topic need not exist yet."""
+        self._check_open()
+        return Topic(self, name)
+
+    def subscription(self, name: str, *, topic: str | None = None, **options: Any) -> Subscription:
+        """A handle; `topic` is needed only to create it. Options: see `Subscription`."""
+        self._check_open()
+        if topic is not None:
+            check_name("Topic", topic)
+        return Subscription(
+            name,
+            topic=topic,
+            broker=self.broker,
+            clock=self._clock,
+            opened=self._opened,
+            **options,
+        )
+
+    async def topics(self) -> Sequence[str]:
+        return await (await self.broker()).admin.list_topics()
+
+    async def subscriptions(self) -> Sequence[str]:
+        return await (await self.broker()).admin.list_subscriptions()
+
+    async def delete_snapshot(self, snapshot: str) -> None:
+        await (await self.broker()).admin.delete_snapshot(snapshot)
+
+    async def broker(self) -> Broker:
+        """The connection, made on first use."""
+        if self._connection is None:
+            async with self._connecting:
+                self._check_open()
+                if self._connection is None:
+                    self._connection = await connect(self._url, clock=self._clock)
+        return self._connection
+
+    async def aclose(self, *, timeout: float | None = None) -> None:
+        """Close what was opened through this client, then disconnect. Idempotent.
+
+        `timeout` bounds the wait for handlers, as in `Subscription.close`. Cancelling the caller
+        does not stop the closing.
+        """
+        caller = asyncio.current_task()
+        if self._closing is None:
+            # Owned by whoever awaits aclose(); shielded, so that it always completes.
+            self._closing = asyncio.get_running_loop().create_task(self._close(caller, timeout))
+        elif timeout is not None:
+            await self._close_subscriptions(caller, timeout)
+        await asyncio.shield(self._closing)
+
+    async def _close(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> None:
+        try:
+            await self._close_subscriptions(caller, timeout)
+        finally:
+            self._closed = True
+            async with self._connecting:
+                connection, self._connection = self._connection, None
+            if connection is not None and self._owns_connection:
+                await connection.aclose()
+
+    async def _close_subscriptions(
+        self, caller: asyncio.Task[Any] | None, timeout: float | None
+    ) -> None:
+        opened = list(self._opened)
+        await asyncio.gather(*(handle.close_for(caller, timeout) for handle in opened))
+
+    def _check_open(self) -> None:
+        if self._closing is not None or self._closed:
+            raise ClosedError("This PubSub client is closed; make a new one")
+
+
+class Topic:
+    """Where messages are published. Made by `pubsub.topic(name)`; it may or may not exist."""
+
+    __slots__ = ("_name", "_pubsub")
+
+    def __init__(self, pubsub: PubSub, name: str) -> None:
+        self._pubsub = pubsub
+        self._name = check_name("Topic", name)
+
+    def __repr__(self) -> str:
+        return f"<Topic {self._name!r}>"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def create(
+        self,
+        *,
+        message_retention: float = 0.0,
+        duplicate_window: float = 120.0,
+        routed_attributes: Sequence[str] = (),
+    ) -> Topic:
+        """Create it in the broker.
+
+        `message_retention`: seconds to keep every message for replay, acked or not.
+        `duplicate_window`: seconds within which a message id is stored once.
+        `routed_attributes`: attributes that subscriptions filter by; they become part of each
+        message's subject, which JetStream can filter on the server.
+        """
+        config = TopicConfig(
+            name=self._name,
+            message_retention=message_retention,
+            duplicate_window=duplicate_window,
+            routed_attributes=_keys(routed_attributes),
+        )
+        await (await self._pubsub.broker()).admin.create_topic(config)
+        return self
+
+    async def delete(self) -> None:
+        """Delete it. Its subscriptions deliver what they hold, then fail."""
+        await (await self._pubsub.broker()).admin.delete_topic(self._name)
+
+    async def exists(self) -> bool:
+        try:
+            await self.describe()
+        except NotFoundError:
+            return False
+        return True
+
+    async def describe(self) -> TopicStatus:
+        return await (await self._pubsub.broker()).admin.describe_topic(self._name)
+
+    def subscription(self, name: str, **options: Any) -> Subscription:
+        """A handle on a subscription of this topic. Options: see `Subscription`."""
+        return self._pubsub.subscription(name, topic=self._name, **options)
+
+    async def publish_message(
+        self,
+        data: bytes | bytearray | memoryview = b"",
+        attributes: Mapping[str, str] | None = None,
+        ordering_key: str | None = None,
+        *,
+        message_id: str | None = None,
+        subject: str | None = None,
+    ) -> str:
+        """Publish one message; returns its id once the broker has stored it.
+
+        With a `message_id` of your own, repeating the call within the topic's duplicate window
+        stores it once.
+        """
+        draft = Draft.of(data, attributes, ordering_key, message_id, subject)
+        broker = self._pubsub._connection or await self._pubsub.broker()
+        answers = await broker.publish(self._name, (draft,))
+        answer = answers[0]
+        if isinstance(answer, PublishFault):
+            raise answer.error
+        return answer.message_id
+
+
+def _keys(names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise InvalidArgumentError(f"routed_attributes must be a list of keys, not {names!r}")
+    return tuple(names)

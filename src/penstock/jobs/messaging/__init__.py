@@ -1,0 +1,1 @@
+"""Jobs and events as messages, out and in."""

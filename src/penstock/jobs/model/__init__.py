@@ -1,0 +1,1 @@
+"""What a job is, how it may move, its wire form. Pure."""

@@ -1,0 +1,1 @@
+"""Stages: what they are, and one attempt at one job."""

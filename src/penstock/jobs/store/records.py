@@ -1,0 +1,339 @@
+"""What is kept of a job: the tables, a row as a value, and the value after a step. Pure, but for
+the shape of SQL."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    bindparam,
+    update,
+)
+from sqlalchemy.engine import Row
+
+from penstock.errors import AlreadyExistsError
+from penstock.jobs.model.job import (
+    JOB_TYPES,
+    JobCancelled,
+    JobEvent,
+    JobFailed,
+    JobQueued,
+    JobStage,
+    MediaType,
+    MetadataReady,
+    ProcessingJob,
+    TranscriptComplete,
+    YouTubeJob,
+    at_stage,
+    now,
+)
+from penstock.jobs.pipeline.stage import Done
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+metadata = MetaData()
+
+jobs = Table(
+    "penstock_jobs",
+    metadata,
+    Column("job_id", String(36), primary_key=True),
+    Column("user_id", String(64), nullable=False),
+    Column("media_type", String(16), nullable=False),
+    Column("media_id", String(36), nullable=False),
+    Column("source", Text, nullable=False),
+    Column("video_id", String(11)),
+    Column("stage", String(24), nullable=False),
+    Column("previous", String(24)),
+    Column("run", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("info", LargeBinary),
+    Column("title", Text),
+    Column("reason", String(48)),
+    Column("attempts", Integer, nullable=False),
+    Column("language", String(48)),
+    Column("segments", Integer, nullable=False),
+    Column("characters", Integer, nullable=False),
+    Column("correlation_id", String(64)),
+    Column("traceparent", String(55)),
+    Column("request", String(64)),
+    Column("retry_us", BigInteger),
+    Column("trying", Boolean, nullable=False),
+    Column("ready_us", BigInteger),
+    Column("created_us", BigInteger, nullable=False),
+    Column("updated_us", BigInteger, nullable=False),
+    Index("penstock_jobs_to_retry", "retry_us"),
+)
+
+texts = Table(
+    "penstock_texts",
+    metadata,
+    Column("job_id", String(36), primary_key=True),
+    Column("run", Integer, nullable=False),
+    Column("text", LargeBinary, nullable=False),
+)
+
+
+class JobRecord(Struct, frozen=True, kw_only=True):
+    """A job as it is kept. `version` counts its steps. `attempts`: those begun at this stage, as
+    far as its runner counts them here; `trying`: whether the last has not ended; `retry_at`: when
+    the next is due."""
+
+    job: ProcessingJob
+    source: str
+    version: int
+    updated_at: datetime
+    previous: JobStage | None = None
+    title: str | None = None
+    reason: str | None = None
+    attempts: int = 0
+    language: str | None = None
+    segments: int = 0
+    characters: int = 0
+    request: str | None = None
+    retry_at: datetime | None = None
+    trying: bool = False
+    ready_at: datetime | None = None
+    """When its metadata was ready, in this run."""
+
+    def event(self) -> JobEvent:
+        """What to tell the world of its present stage; always the same for the same stage."""
+        common = self._common(self.updated_at, self.previous)
+        match self.job.stage:
+            case JobStage.QUEUED:
+                return JobQueued(**common)
+            case JobStage.METADATA_READY:
+                return self.metadata_event()
+            case JobStage.TRANSCRIPT_COMPLETE:
+                return TranscriptComplete(
+                    **common,
+                    language=self.language,
+                    segments=self.segments,
+                    characters=self.characters,
+                )
+            case JobStage.FAILED:
+                return JobFailed(**common, reason=self.reason or "unknown", attempts=self.attempts)
+            case JobStage.CANCELLED:
+                return JobCancelled(**common)
+
+    def metadata_event(self) -> MetadataReady:
+        """What was to be told when its metadata was ready."""
+        return MetadataReady(
+            **self._common(self.ready_at or self.updated_at, JobStage.QUEUED),
+            duration=getattr(self.job.info, "duration", None),
+            size=getattr(self.job.info, "size", None),
+        )
+
+    def _common(self, at: datetime, previous: JobStage | None) -> dict[str, Any]:
+        job = self.job
+        return {
+            "job_id": job.job_id,
+            "user_id": job.user_id,
+            "media_type": job.media_type,
+            "run": job.run,
+            "at": at,
+            "previous": previous,
+            "correlation_id": job.correlation_id,
+            "traceparent": job.traceparent,
+        }
+
+
+class Standing(Enum):
+    """How a message about a job stands to what is kept of it."""
+
+    DUE = "due"
+    DONE = "done"
+    """The job has gone on in this run: the work was done, its messages may not have been sent."""
+    STALE = "stale"
+    """The job was cancelled, or runs anew."""
+    UNKNOWN = "unknown"
+
+
+def standing(job: ProcessingJob, record: JobRecord | None) -> Standing:
+    if record is None:
+        return Standing.UNKNOWN
+    kept = record.job
+    if kept.run != job.run or kept.stage is JobStage.CANCELLED:
+        return Standing.STALE if kept.run >= job.run else Standing.UNKNOWN
+    if kept.stage is job.stage:
+        return Standing.DUE
+    return Standing.DONE if kept.stage.rank > job.stage.rank else Standing.UNKNOWN
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A step to be taken: the job goes from the stage it is at to `to`."""
+
+    job: ProcessingJob
+    to: JobStage
+    done: Done = Done()
+    reason: str | None = None
+    attempts: int = 0
+
+
+class NewJob(Struct, frozen=True, kw_only=True):
+    """A job to be kept. `request` is a digest of what was asked for."""
+
+    job: ProcessingJob
+    source: str
+    title: str | None = None
+    request: str | None = None
+
+
+_CHANGED = (
+    *("stage", "previous", "run", "version", "info", "title", "reason", "attempts", "language"),
+    *("segments", "characters", "updated_us", "retry_us", "trying", "ready_us"),
+)
+CHANGE = (
+    update(jobs)
+    .where(jobs.c.job_id == bindparam("id"))
+    .values({name: bindparam(f"new_{name}") for name in _CHANGED})
+)
+
+
+SENT_AGAIN = (
+    update(jobs)
+    .where(jobs.c.job_id == bindparam("id"), jobs.c.retry_us == bindparam("due"))
+    .values(retry_us=None)
+)
+
+
+def new_row(new: NewJob) -> dict[str, Any]:
+    job = new.job
+    return {
+        "job_id": job.job_id,
+        "user_id": job.user_id,
+        "media_type": job.media_type.value,
+        "media_id": job.media_id,
+        "source": new.source,
+        "video_id": job.video_id if isinstance(job, YouTubeJob) else None,
+        "stage": job.stage.value,
+        "run": job.run,
+        "version": 1,
+        "title": new.title,
+        "attempts": 0,
+        "segments": 0,
+        "characters": 0,
+        "correlation_id": job.correlation_id,
+        "traceparent": job.traceparent,
+        "request": new.request,
+        "trying": False,
+        "created_us": micros(job.created_at),
+        "updated_us": micros(job.created_at),
+    }
+
+
+def created(new: NewJob, kept: JobRecord) -> tuple[JobRecord, bool] | AlreadyExistsError:
+    # A media id is made for each request: it is ours if and only if the row is.
+    if kept.job.media_id == new.job.media_id:
+        return kept, True
+    if kept.job.user_id != new.job.user_id or kept.request != new.request:
+        return AlreadyExistsError(
+            f"Job {new.job.job_id} exists and was asked for differently; use another key"
+        )
+    return kept, False
+
+
+def after(record: JobRecord, step: Step) -> JobRecord:
+    """What is kept of a job once a step is taken."""
+    done, again = step.done, step.to is JobStage.QUEUED
+    changes: dict[str, Any] = {
+        "job": at_stage(record.job, step.to, done.info),
+        "version": record.version + 1,
+        "previous": record.job.stage,
+        "updated_at": now(),
+        "reason": step.reason[:48] if step.reason else None,
+        "attempts": step.attempts,
+        "retry_at": None,
+        "trying": False,
+    }
+    if step.to is JobStage.METADATA_READY:
+        changes["ready_at"] = changes["updated_at"]
+    if again:
+        changes |= {"language": None, "segments": 0, "characters": 0, "ready_at": None}
+    if done.title is not None:
+        changes["title"] = "".join(c for c in done.title if c.isprintable())[:500]
+    if done.text is not None:
+        changes["language"] = done.text.language
+        changes["segments"] = len(done.text.segments)
+        changes["characters"] = done.text.characters
+    return replace(record, **changes)
+
+
+def changed_row(record: JobRecord) -> dict[str, Any]:
+    job = record.job
+    values = {
+        "stage": job.stage.value,
+        "previous": None if record.previous is None else record.previous.value,
+        "run": job.run,
+        "version": record.version,
+        "info": None if job.info is None else msgspec.json.encode(job.info),
+        "title": record.title,
+        "reason": record.reason,
+        "attempts": record.attempts,
+        "language": record.language,
+        "segments": record.segments,
+        "characters": record.characters,
+        "updated_us": micros(record.updated_at),
+        "retry_us": None if record.retry_at is None else micros(record.retry_at),
+        "trying": record.trying,
+        "ready_us": None if record.ready_at is None else micros(record.ready_at),
+    }
+    return {"id": job.job_id} | {f"new_{name}": value for name, value in values.items()}
+
+
+def record_of(row: Row[Any]) -> JobRecord:
+    kept = row._mapping
+    kind = JOB_TYPES[MediaType(kept["media_type"])]
+    fields: dict[str, Any] = {
+        "jobId": kept["job_id"],
+        "userId": kept["user_id"],
+        "mediaType": kept["media_type"],
+        "mediaId": kept["media_id"],
+        "createdAt": moment(kept["created_us"]),
+        "stage": kept["stage"],
+        "run": kept["run"],
+        "correlationId": kept["correlation_id"],
+        "traceparent": kept["traceparent"],
+        "info": msgspec.json.decode(kept["info"]) if kept["info"] else None,
+    }
+    if kept["video_id"] is not None:
+        fields["videoId"] = kept["video_id"]
+    return JobRecord(
+        job=msgspec.convert(fields, kind),
+        source=kept["source"],
+        version=kept["version"],
+        updated_at=moment(kept["updated_us"]),
+        previous=JobStage(kept["previous"]) if kept["previous"] else None,
+        title=kept["title"],
+        reason=kept["reason"],
+        attempts=kept["attempts"],
+        language=kept["language"],
+        segments=kept["segments"],
+        characters=kept["characters"],
+        request=kept["request"],
+        retry_at=None if kept["retry_us"] is None else moment(kept["retry_us"]),
+        trying=kept["trying"],
+        ready_at=None if kept["ready_us"] is None else moment(kept["ready_us"]),
+    )
+
+
+def micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def moment(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)

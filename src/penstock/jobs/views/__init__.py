@@ -1,0 +1,1 @@
+"""The read model and what feeds it."""

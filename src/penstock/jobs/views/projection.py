@@ -1,0 +1,222 @@
+"""From the event topic to the read model, and to whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+from penstock.batching import Together
+from penstock.broker import Log
+from penstock.errors import AlreadyExistsError, PenstockError
+from penstock.jobs.messaging.client import PubSubClient, Subscriber
+from penstock.jobs.model.codec import InvalidMessageError, decode_event
+from penstock.jobs.model.job import JobEvent
+from penstock.jobs.pipeline.stage import Done
+from penstock.jobs.views.memory import JobView, Views
+from penstock.message import Record
+from penstock.rules.backoff import Backoff
+from penstock.rules.window import FlowControl
+
+_log = logging.getLogger("penstock.jobs")
+# What a watcher may be behind before it is told to look again at everything.
+_WATCHER_BUFFER = 1000
+# Seconds between looks at the event topic: what a live page is behind at most, or nearly.
+_POLL = 0.1
+_TROUBLE = Backoff(initial=0.5, maximum=10.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lag:
+    """How far the read model is behind: events not yet taken in, and the age of the oldest."""
+
+    events: int
+    seconds: float
+
+
+class Projection:
+    """Keeps a read model up to date, and tells watchers what changes.
+
+    Every process follows the whole event topic by its log, so each can tell its own watchers; the
+    model does not mind that several write to it. When entered it first takes in what it has not
+    seen, so a model in memory is whole before it answers. A broker without a log is followed
+    through `subscription`, which only one process may use.
+    """
+
+    def __init__(self, client: PubSubClient, views: Views, subscription: str = "job-views") -> None:
+        self._client = client
+        self._views = views
+        self._subscription = subscription
+        self._topic = client.settings.topics.events
+        self._watchers: set[Watcher] = set()
+        self._next = 1
+        self._caught_up = asyncio.get_running_loop().time()
+        self._following: asyncio.Task[None] | None = None
+        self._subscriber: Subscriber[JobEvent] | None = None
+        self._taking = Together(self._take_all)
+
+    async def __aenter__(self) -> Self:
+        log = (await self._client.pubsub.broker()).log
+        if log is None:
+            await self._subscribe()
+            return self
+        self._next = await self._views.position(self._topic) + 1
+        taken = await self._catch_up(log)
+        if taken:
+            _log.info("The read model took in %d events of %r", taken, self._topic)
+        # Owned here: leaving ends it.
+        self._following = asyncio.get_running_loop().create_task(self._follow(log))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for watcher in list(self._watchers):
+            watcher.end()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait({self._following})
+        if self._subscriber is not None:
+            await self._subscriber.aclose()
+        await self._taking.aclose()
+
+    async def lag(self) -> Lag:
+        broker = await self._client.pubsub.broker()
+        if broker.log is None:
+            status = await self._client.pubsub.subscription(self._subscription).describe()
+            return Lag(events=status.backlog, seconds=status.oldest_age)
+        behind = max(0, (await broker.log.extent(self._topic)).last - self._next + 1)
+        since = asyncio.get_running_loop().time() - self._caught_up
+        return Lag(events=behind, seconds=since if behind else 0.0)
+
+    def watch(self, user_id: str | None = None, job_id: str | None = None) -> Watcher:
+        """Changes from now on, of one user or one job or all."""
+        return Watcher(self._watchers, user_id, job_id)
+
+    async def _follow(self, log: Log) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._catch_up(log)
+                failures = 0
+            except PenstockError as error:
+                failures += 1
+                _log.warning("The read model cannot follow %r: %s", self._topic, error)
+            await asyncio.sleep(_POLL if not failures else _TROUBLE.delay(failures))
+
+    async def _catch_up(self, log: Log) -> int:
+        """Take in what the topic holds and we have not seen; returns how many messages."""
+        taken = 0
+        extent = await log.extent(self._topic)
+        if extent.last >= self._next:
+            async for records in log.read(self._topic, self._next, extent.last):
+                await self._take_records(records)
+                self._next = records[-1].sequence + 1
+                taken += len(records)
+            self._next = extent.last + 1
+            await self._views.reached(self._topic, extent.last)
+        self._caught_up = asyncio.get_running_loop().time()
+        return taken
+
+    async def _take_records(self, records: Sequence[Record]) -> None:
+        events = []
+        for record in records:
+            try:
+                events.append(decode_event(record.data, record.attributes))
+            except InvalidMessageError as error:
+                _log.warning(
+                    "Message %d of %r is no event: %s", record.sequence, self._topic, error.reason
+                )
+        await self._take_all(events)
+
+    async def _take_all(self, events: Sequence[JobEvent]) -> Sequence[Done]:
+        changed = list(await self._views.apply(events))
+        if self._watchers:
+            # What another process was faster to write is news to our watchers all the same.
+            ours = {view.job_id for view in changed}
+            for job_id in {event.job_id for event in events} - ours:
+                view = await self._views.get(job_id)
+                if view is not None:
+                    changed.append(view)
+            for watcher in list(self._watchers):
+                watcher.tell(changed)
+        return [Done()] * len(events)
+
+    async def _subscribe(self) -> None:
+        handle = self._client.pubsub.subscription(
+            self._subscription,
+            topic=self._topic,
+            flow_control=FlowControl(max_messages=500),
+            ack_deadline=60.0,
+        )
+        with suppress(AlreadyExistsError):
+            await handle.create()
+        if (await self._client.pubsub.broker()).capabilities.seek:
+            await handle.seek(datetime.fromtimestamp(0, UTC))
+        self._subscriber = Subscriber(
+            handle,
+            decode_event,
+            self._take,
+            self._client.observer,
+            name="projection",
+            publisher=self._client.publisher,
+            dead_letters=self._client.settings.topics.dead_events,
+        )
+        await self._subscriber.__aenter__()
+
+    async def _take(self, event: JobEvent, _attempt: int) -> Done:
+        return await self._taking.do(event)
+
+
+class Watcher:
+    """Changes of views, as they come: `async for view in watcher`. None among them means that
+    some were missed because the reader was too slow: look at everything again."""
+
+    def __init__(self, among: set[Watcher], user_id: str | None, job_id: str | None) -> None:
+        self._among = among
+        self._user_id = user_id
+        self._job_id = job_id
+        self._news: deque[JobView | None] = deque()
+        self._wake = asyncio.Event()
+        self._ended = False
+        among.add(self)
+
+    def tell(self, changed: Sequence[JobView]) -> None:
+        wanted = [
+            view
+            for view in changed
+            if self._user_id in (None, view.user_id) and self._job_id in (None, view.job_id)
+        ]
+        if not wanted:
+            return
+        self._news.extend(wanted)
+        if len(self._news) > _WATCHER_BUFFER:
+            self._news.clear()
+            self._news.append(None)
+        self._wake.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._among.discard(self)
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[JobView | None]:
+        try:
+            while True:
+                while self._news:
+                    yield self._news.popleft()
+                if self._ended:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+        finally:
+            self.end()

@@ -1,0 +1,67 @@
+"""What happens to media: fetch, probe, transcribe, extract. No messaging in here.
+
+Every function that reads bytes of strangers runs in a guarded child process, and everything that
+goes wrong is a `MediaError` with a stable reason.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from penstock.media.errors import MediaError
+from penstock.media.guard.calling import (
+    GuardPool,
+    Limits,
+    run_guarded,
+    run_guarded_blocking,
+    stream_guarded,
+)
+from penstock.media.reading.documents import DocumentText, extract_text, extract_text_blocking
+from penstock.media.reading.probe import AudioInfo, MediaInfo, VideoInfo, probe, probe_blocking
+from penstock.media.reading.transcribe import Segment, Transcriber, Transcript
+from penstock.media.speakers import SpeakerRole, SpeakerRoleRegistry
+
+if TYPE_CHECKING:
+    from penstock.media.fetching.source import MediaSource
+    from penstock.media.youtube import YouTubeClient, YouTubeVideo, parse_video_id
+
+__all__ = [
+    "AudioInfo",
+    "DocumentText",
+    "GuardPool",
+    "Limits",
+    "MediaError",
+    "MediaInfo",
+    "MediaSource",
+    "Segment",
+    "SpeakerRole",
+    "SpeakerRoleRegistry",
+    "Transcriber",
+    "Transcript",
+    "VideoInfo",
+    "YouTubeClient",
+    "YouTubeVideo",
+    "extract_text",
+    "extract_text_blocking",
+    "parse_video_id",
+    "probe",
+    "probe_blocking",
+    "run_guarded",
+    "run_guarded_blocking",
+    "stream_guarded",
+]
+
+# What needs the HTTP client is loaded when first used: a guarded child starts faster without.
+_LATER = {
+    "MediaSource": "fetching.source",
+    "YouTubeClient": "youtube",
+    "YouTubeVideo": "youtube",
+    "parse_video_id": "youtube",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

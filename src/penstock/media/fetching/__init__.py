@@ -1,0 +1,1 @@
+"""Where media comes from, and what may not be fetched."""

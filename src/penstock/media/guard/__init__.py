@@ -1,0 +1,1 @@
+"""Reading what strangers made, in a process that can do no harm."""

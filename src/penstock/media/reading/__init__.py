@@ -1,0 +1,1 @@
+"""What media holds: streams, sound, speech, text."""

@@ -1,0 +1,1 @@
+"""Rules without I/O: facts in, decisions out, time as an argument."""

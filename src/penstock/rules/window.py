@@ -1,0 +1,73 @@
+"""How much may be in flight. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.config import check_whole
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowControl:
+    """How much a subscriber takes on at once.
+
+    `max_messages`, `max_bytes`: pulling stops when the unsettled messages reach either.
+    `allow_excess_messages`: let a batch that was asked for while there was room go over.
+    """
+
+    max_messages: int = 1000
+    max_bytes: int = 100 * 2**20
+    allow_excess_messages: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("max_messages", self.max_messages, 1)
+        check_whole("max_bytes", self.max_bytes, 1)
+
+
+class Window:
+    """Bounds what is in flight by count and bytes.
+
+    Room is reserved before a batch is asked for and taken when it has arrived, so several askers
+    together never overshoot. One message may pass the byte bound: a message larger than the room
+    left must be able to go through some time.
+    """
+
+    __slots__ = ("bytes", "max_bytes", "max_messages", "messages", "reserved", "reserved_bytes")
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.messages = 0
+        self.bytes = 0
+        self.reserved = 0
+        self.reserved_bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """No message may be taken now."""
+        return self.messages >= self.max_messages or self.bytes >= self.max_bytes
+
+    @property
+    def room(self) -> int:
+        """Messages that are neither in flight nor reserved."""
+        return max(0, self.max_messages - self.messages - self.reserved)
+
+    @property
+    def room_bytes(self) -> int:
+        return max(0, self.max_bytes - self.bytes - self.reserved_bytes)
+
+    def reserve(self, messages: int, size: int) -> None:
+        self.reserved += messages
+        self.reserved_bytes += size
+
+    def unreserve(self, messages: int, size: int) -> None:
+        self.reserved -= messages
+        self.reserved_bytes -= size
+
+    def take(self, messages: int, size: int) -> None:
+        self.messages += messages
+        self.bytes += size
+
+    def release(self, messages: int, size: int) -> None:
+        self.messages -= messages
+        self.bytes -= size

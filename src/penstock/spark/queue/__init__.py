@@ -1,0 +1,1 @@
+"""Subscriptions as streams, through a spool."""

@@ -1,0 +1,146 @@
+"""`session()`: a Spark session with defaults that suit one machine and do no harm on many."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.spark.session.java import java_home, scratch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CHECKPOINTS = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
+
+def session(
+    app_name: str,
+    master: str | None = None,
+    *,
+    remote: str | None = None,
+    config: Mapping[str, str] | None = None,
+    ui: bool = False,
+    log_level: str = "WARN",
+) -> SparkSession:
+    """A session, made or found.
+
+    `master`: `local[*]` by default; `local-cluster[2,1,1024]`, `spark://HOST:PORT`… `remote`: a
+    Connect server, `sc://HOST:PORT`, or `local[2]` to start one. `config`: settings that win over
+    these defaults. On one machine everything listens on loopback, executors must know a secret
+    that is made here, and temporary files go to a folder of this user's own. `ui`: Spark's page.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise FailedPreconditionError(
+            "PySpark is not installed; install it with: pip install 'penstock[spark]'"
+        ) from None
+    if remote is not None and master is not None:
+        raise InvalidArgumentError("Give session() a master or a remote, not both")
+    builder = SparkSession.builder.appName(app_name)
+    if remote is not None and remote.startswith("sc://"):
+        return _configured(builder.remote(remote), config or {}).getOrCreate()
+    address = remote or master or os.environ.get("MASTER") or "local[*]"
+    settings = {**defaults(address, ui=ui), **(config or {})}
+    builder = builder.remote(address) if remote is not None else builder.master(address)
+    with _environment(address):
+        made = _configured(builder, settings).getOrCreate()
+    if remote is None:
+        made.sparkContext.setLogLevel(log_level)
+    return made
+
+
+def activate(spark: SparkSession) -> None:
+    """Let this thread start queries with `format("penstock")` as their sink.
+
+    Spark looks up sinks through the session of the current thread, which is set only in the thread
+    that made it. A Connect session needs nothing.
+    """
+    if hasattr(spark, "_jsparkSession"):
+        java: Any = spark._jvm
+        java.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
+    """The settings `session()` begins with."""
+    settings = {
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(scratch()),
+        "spark.sql.warehouse.dir": str(scratch() / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if _is_one_machine(master):
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            # With a secret that Spark makes for itself; a local cluster's is in its own file.
+            "spark.authenticate": "true",
+            # The default forks processes for every file it writes on a local disk.
+            "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
+            "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+        }
+    return settings
+
+
+@contextmanager
+def _environment(master: str) -> Iterator[None]:
+    """What Spark's launchers read, for as long as it takes to start them."""
+    before = dict(os.environ)
+    os.environ.update(environment(master, before))
+    # Spark starts many Python processes. One that may not keep compiled modules compiles PySpark,
+    # pandas and the rest each time, for seconds; here they are kept out of everybody's way.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def environment(master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The variables for Spark's processes; what is given already is left alone, but for a
+    JAVA_HOME that is too old."""
+    wanted = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPYCACHEPREFIX": str(scratch() / "pycache"),
+        "SPARK_WORKER_DIR": str(scratch() / "work"),
+    }
+    if _is_one_machine(master):
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if master.startswith("local-cluster") and "SPARK_CONF_DIR" not in given:
+        wanted["SPARK_CONF_DIR"] = str(_secret_folder())
+    return {**wanted, **given, "JAVA_HOME": str(java_home())}
+
+
+def _secret_folder() -> Path:
+    """Settings with a secret, in a file: everybody on a machine can read the arguments of a
+    process, and that is where Spark puts all other settings."""
+    folder = Path(tempfile.mkdtemp(prefix="conf-", dir=scratch()))
+    file = folder / "spark-defaults.conf"
+    file.touch(mode=0o600)
+    file.write_text(f"spark.authenticate.secret {secrets.token_urlsafe(32)}\n")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _is_one_machine(master: str) -> bool:
+    return master.startswith("local")
+
+
+def _configured(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession.Builder:
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder

@@ -1,0 +1,120 @@
+"""Reading topics as a stream: offsets are sequences, and every batch can be read again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock.errors import FailedPreconditionError
+from penstock.spark.source.offsets import Extent, Offsets, advance, known, ordered
+from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.planner import Planner
+from penstock.spark.source.reader import LogRange, read_range
+
+# Spark asks some ninety times a second whether there is more. While there is not, each answer
+# takes this long, doubling up to the second.
+_SHORTEST_IDLE, _LONGEST_IDLE = 0.01, 0.1
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Planned and asked for offsets in one process, read in others: nothing is open until used."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._open: Planner | None = None
+        self._initial: Offsets | None = None
+        self._target: dict[str, Extent] | None = None
+        self._latest: Offsets | None = None
+        self._idle = 0.0
+        self._begins_at_latest = options.starting.is_latest_for(options.topics)
+
+    @property
+    def _planner(self) -> Planner:
+        if self._open is None:
+            self._open = Planner(self._options, keep=True)
+        return self._open
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        self._initial = self._planner.resolve(self._options.starting)
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        rows, size = self._options.max_offsets, self._options.max_bytes
+        if rows is not None:
+            return ReadMaxRows(rows)
+        return ReadMaxBytes(size) if size is not None else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Called only once the batch that ended at `start` is committed, and again and again
+        while there is nothing new."""
+        begin = known(start, self._options.topics)
+        if ordered(start) != self._initial:
+            self._planner.consume(begin)
+        elif self._begins_at_latest:
+            # Spark writes down where batches end, and asks again where the first began. So the
+            # first is empty, and its end says where the rest begins.
+            self._begins_at_latest = False
+            return begin
+        extents = self._target if self._target is not None else self._news(begin)
+        if isinstance(limit, ReadAllAvailable):
+            return advance(begin, extents)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return advance(begin, extents, rows, self._options.max_bytes)
+
+    def _news(self, begin: Offsets) -> dict[str, Extent]:
+        extents = self._look()
+        if any(extents[topic].end > at for topic, at in begin.items()):
+            self._idle = 0.0
+        else:
+            self._idle = min(max(self._idle * 2, _SHORTEST_IDLE), _LONGEST_IDLE)
+            time.sleep(self._idle)
+            extents = self._look()
+        for topic, at in begin.items():
+            if at > extents[topic].end:
+                raise FailedPreconditionError(
+                    f"Topic {topic!r} ends at {extents[topic].end - 1} and the checkpoint has read "
+                    f"up to {at - 1}: was it deleted and created again? Begin with a new checkpoint"
+                )
+        return extents
+
+    def _look(self) -> dict[str, Extent]:
+        extents = self._planner.extents()
+        self._latest = {topic: extent.end for topic, extent in sorted(extents.items())}
+        return extents
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._look()
+
+    def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
+        return self._latest
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        begin = known(start, self._options.topics)
+        # A topic that was added later has no end in a batch that was planned before.
+        until = {topic: int(end.get(topic, at)) for topic, at in begin.items()}
+        return self._planner.ranges(begin, until, promised=start)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogRange)  # noqa: S101
+        return read_range(self._options, self._schema, partition)
+
+    def stop(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": None}

@@ -1,0 +1,658 @@
+"""Jobs from request to transcript, on every broker and database: seed 004, by its numbers."""
+
+import asyncio
+import dataclasses
+import random
+from collections import Counter
+from contextlib import suppress
+
+import msgspec
+import pytest
+
+from penstock import Backoff, Draft, LeaseExtension
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from penstock.jobs import (
+    AudioJob,
+    Done,
+    JobStage,
+    MediaType,
+    Reject,
+    Retry,
+    VideoInfo,
+    decode_event,
+    decode_job,
+    encode_job,
+)
+from tests.support.job_scenes import INFO, TEXT, impatient, jobs_on, looks, until
+
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(120)]
+COMPLETE = JobStage.TRANSCRIPT_COMPLETE
+VIDEO_INFO = VideoInfo(duration=2.5, size=1000, container="mp4", codec="h264")
+
+
+async def test_req_1_9_to_1_12_a_job_goes_from_request_to_transcript(place):
+    async with jobs_on(place) as scene, scene.working():
+        record = await scene.submit(correlation_id="order-7")
+        view = await scene.ended(record.job.job_id)
+        assert view.stage is COMPLETE
+        assert (view.duration, view.language, view.characters) == (2.5, "en", 11)
+        assert await scene.system.store.text(record.job.job_id) == TEXT
+        work = await scene.stored("job-processing")
+        events = await scene.stored("job-events")
+        assert [decode_job(r.data, r.attributes).stage for r in work] == [
+            JobStage.QUEUED,
+            JobStage.METADATA_READY,
+        ]
+        assert [type(decode_event(r.data, r.attributes)).__name__ for r in events] == [
+            "JobQueued",
+            "MetadataReady",
+            "TranscriptComplete",
+        ]
+        assert {r.attributes["correlationId"] for r in (*work, *events)} == {"order-7"}
+        assert decode_job(work[1].data, work[1].attributes).info == INFO
+
+
+async def test_req_1_6_each_stage_gets_the_jobs_its_filter_names(place):
+    async with jobs_on(place) as scene, scene.working(transcription=None):
+        record = await scene.submit()
+        await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+        async with scene.working(metadata=None):
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert sum(scene.calls.values()) == 2
+
+
+async def test_req_1_6_4_2_filters_are_settings(place):
+    only_audio = 'attributes.stage = "Queued" AND attributes.mediaType = "audio"'
+    stages = {"metadata": {"filter": only_audio}}
+    async with jobs_on(place, stages=stages) as scene, scene.working(transcription=None):
+        document = await scene.submit("a.txt", media_type=MediaType.DOCUMENT)
+        audio = await scene.submit()
+        await scene.view_at(audio.job.job_id, JobStage.METADATA_READY)
+        view = await scene.view_at(document.job.job_id, JobStage.QUEUED)
+        assert view.stage is JobStage.QUEUED
+        assert list(scene.calls) == [f"metadata {audio.job.job_id}"]
+
+
+async def test_req_4_1_media_with_a_topic_of_its_own_is_worked_on_as_well(place):
+    async with jobs_on(place, topics={"media": {"video": "video-processing"}}) as scene:
+        async with scene.working():
+            video = await scene.submit("a.mp4", media_type=MediaType.VIDEO)
+            assert (await scene.ended(video.job.job_id)).stage is COMPLETE
+            assert len(await scene.stored("video-processing")) == 2
+            assert await scene.stored("job-processing") == []
+
+
+async def test_req_1_11_media_that_cannot_be_used_fails_the_job_and_is_no_dead_letter(place):
+    async def refuses(_):
+        return Reject("malformed")
+
+    async with jobs_on(place) as scene, scene.working(metadata=refuses):
+        record = await scene.submit()
+        view = await scene.ended(record.job.job_id)
+        assert (view.stage, view.reason, view.attempts) == (JobStage.FAILED, "malformed", 1)
+        assert await scene.stored("job-processing-dead") == []
+
+
+async def test_req_1_13_5_3_a_job_that_is_given_up_fails_and_is_kept_as_a_dead_letter(place):
+    async def busy(_):
+        return Retry("busy")
+
+    async with jobs_on(place, stages=impatient(max_attempts=3)) as scene:
+        async with scene.working(metadata=busy, max_attempts=3):
+            record = await scene.submit()
+            view = await scene.ended(record.job.job_id)
+            assert (view.stage, view.reason, view.attempts) == (JobStage.FAILED, "busy", 3)
+            assert scene.calls[f"metadata {record.job.job_id}"] == 3
+            dead = await scene.dead_letters(1)
+            assert dead[0].attributes["jobId"] == record.job.job_id
+
+
+async def test_req_1_13_a_job_that_fails_at_first_is_tried_again(place):
+    tries = []
+
+    async def shaky(_):
+        tries.append(True)
+        return Done(info=INFO) if len(tries) == 3 else Retry("busy", after=0.0)
+
+    async with jobs_on(place, stages=impatient()) as scene, scene.working(metadata=shaky):
+        record = await scene.submit()
+        assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert len(tries) == 3
+
+
+@pytest.mark.parametrize("invalid", ["dead-letter", "retry"])
+async def test_req_1_5_what_does_not_decode_is_dealt_with_as_configured(place, invalid):
+    stages = impatient(invalid=invalid, max_attempts=1)
+    async with jobs_on(place, stages=stages) as scene, scene.working():
+        broker = await scene.system.pubsub.broker()
+        strangers = [
+            Draft.of(b"not a job", {"stage": "Queued", "mediaType": "audio"}, message_id="s-1"),
+            Draft.of(b"{}", {"stage": "Queued", "schemaVersion": "9"}, message_id="s-2"),
+        ]
+        await broker.publish("job-processing", strangers)
+        record = await scene.submit()
+        assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        dead = await scene.dead_letters(2)
+        assert {letter.data for letter in dead} == {b"not a job", b"{}"}
+        assert sum(scene.calls.values()) == 2
+
+
+async def test_req_5_3_a_message_that_comes_again_changes_nothing(place):
+    async with jobs_on(place) as scene, scene.working():
+        record = await scene.submit()
+        await scene.ended(record.job.job_id)
+        kept = await scene.system.store.get(record.job.job_id)
+        broker = await scene.system.pubsub.broker()
+        again = encode_job(record.job)
+        repeated = Draft.of(again.data, again.attributes, message_id="a-copy")
+        await broker.publish("job-processing", [repeated])
+        other = await scene.submit()
+        await scene.ended(other.job.job_id)
+        assert await scene.system.store.get(record.job.job_id) == kept
+        assert scene.calls[f"metadata {record.job.job_id}"] == 1
+        ids = [r.message_id for r in await scene.stored("job-events")]
+        assert len(ids) == len(set(ids)) == 6
+
+
+async def test_req_1_7_asking_twice_with_a_key_is_asking_once(place):
+    async with jobs_on(place) as scene, scene.working():
+        answers = await asyncio.gather(*(scene.submit(client_key="key") for _ in range(10)))
+        assert len({record.job.job_id for record in answers}) == 1
+        await scene.ended(answers[0].job.job_id)
+        assert len(await scene.stored("job-processing")) == 2
+        with pytest.raises(Exception, match="asked for differently"):
+            await scene.submit("other.wav", client_key="key")
+
+
+async def test_a_job_can_be_cancelled_and_its_handler_is_too(place, monkeypatch):
+    monkeypatch.setattr("penstock.jobs.pipeline.processing._CANCEL_CHECK", 0.05)
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    async def slow(_):
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+
+    async with jobs_on(place) as scene, scene.working(metadata=slow):
+        record = await scene.submit()
+        async with asyncio.timeout(20):
+            await started.wait()
+            cancelled = await scene.ingestion.service.cancel(record.job.job_id, "user-1")
+            await stopped.wait()
+        assert cancelled.job.stage is JobStage.CANCELLED
+        assert (await scene.ended(record.job.job_id)).stage is JobStage.CANCELLED
+        again = await scene.ingestion.service.cancel(record.job.job_id, "user-1")
+        assert again == cancelled
+
+
+async def test_a_job_that_failed_can_be_run_anew(place):
+    tries = []
+
+    async def fails_once(_):
+        tries.append(True)
+        return Reject("malformed") if len(tries) == 1 else Done(info=INFO)
+
+    async with jobs_on(place) as scene, scene.working(metadata=fails_once):
+        record = await scene.submit()
+        assert (await scene.ended(record.job.job_id)).stage is JobStage.FAILED
+        await scene.ingestion.service.retry(record.job.job_id, "user-1")
+        view = await scene.ended(record.job.job_id, run=2)
+        assert (view.stage, view.reason) == (COMPLETE, None)
+        with pytest.raises(FailedPreconditionError, match="cannot be retried"):
+            await scene.ingestion.service.retry(record.job.job_id)
+        with pytest.raises(FailedPreconditionError, match="cannot be cancelled"):
+            await scene.ingestion.service.cancel(record.job.job_id)
+
+
+async def test_nobody_can_change_the_job_of_another(quick):
+    async with jobs_on(quick) as scene:
+        record = await scene.submit()
+        for change in (scene.ingestion.service.cancel, scene.ingestion.service.retry):
+            with pytest.raises(NotFoundError):
+                await change(record.job.job_id, "user-2")
+
+
+async def test_a_message_of_an_earlier_run_is_dropped(quick):
+    async with jobs_on(quick) as scene:
+        record = await scene.submit()
+        await scene.ingestion.service.cancel(record.job.job_id)
+        await scene.ingestion.service.retry(record.job.job_id)
+        async with scene.working():
+            view = await scene.ended(record.job.job_id, run=2)
+        assert view.stage is COMPLETE
+        assert scene.calls[f"metadata {record.job.job_id}"] == 1
+
+
+async def test_req_5_3_no_more_handlers_run_than_the_concurrency_allows(place):
+    running, most = 0, 0
+
+    async def counts(_):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return Done(info=INFO)
+
+    stages = {"metadata": {"concurrency": 3}}
+    async with jobs_on(place, stages=stages) as scene:
+        async with scene.working(metadata=counts, transcription=None):
+            records = await asyncio.gather(*(scene.submit() for _ in range(15)))
+            for record in records:
+                await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+    assert most == 3
+
+
+@pytest.mark.parametrize("extended", [True, False])
+async def test_req_2_6_a_long_handler_keeps_its_message(quick, extended, monkeypatch):
+    """The broker lends it for half a second; the handler takes three times as long."""
+    if not extended:
+        monkeypatch.setattr(LeaseExtension, "pause", lambda *_: 60.0)
+
+    def short(settings):
+        metadata = msgspec.structs.replace(
+            settings.stages.metadata, ack_deadline=0.5, extension_interval=0.1
+        )
+        stages = msgspec.structs.replace(settings.stages, metadata=metadata)
+        return msgspec.structs.replace(settings, stages=stages)
+
+    async with jobs_on(quick, change=short) as scene:
+        deliveries = []
+
+        async def slow(_):
+            deliveries.append(True)
+            await asyncio.sleep(1.5)
+            return Done(info=INFO)
+
+        async with scene.working(metadata=slow, transcription=None):
+            record = await scene.submit()
+            await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+        assert (len(deliveries) == 1) is extended
+
+
+async def test_req_4_4_a_worker_that_is_left_gives_its_jobs_back(place):
+    started = asyncio.Event()
+
+    async def never(_):
+        started.set()
+        await asyncio.sleep(3600)
+
+    async with jobs_on(place, stages=impatient(drain=0.05)) as scene:
+        record = await scene.submit()
+        async with scene.working(metadata=never, transcription=None):
+            await started.wait()
+        async with scene.working():
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+
+
+async def test_a_job_whose_result_was_kept_but_not_said_is_said_when_its_message_returns(quick):
+    """What a worker leaves that dies between the database and the broker."""
+    async with jobs_on(quick) as scene:
+        record = await scene.submit()
+        store = scene.system.store
+        done = Done(info=INFO)
+        await store.advance(record.job, JobStage.METADATA_READY, done)
+        async with scene.working():
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert scene.calls[f"metadata {record.job.job_id}"] == 0
+        kinds = [r.attributes["stage"] for r in await scene.stored("job-events")]
+        assert kinds == ["Queued", "MetadataReady", "TranscriptComplete"]
+
+
+async def test_a_job_of_another_database_is_given_up_not_invented(quick):
+    async with jobs_on(quick, stages=impatient(max_attempts=2)) as scene:
+        stranger = AudioJob(
+            job_id="job_" + "a" * 32,
+            user_id="user-1",
+            media_id="med_" + "b" * 32,
+            created_at=(await scene.submit()).job.created_at,
+        )
+        async with scene.working(max_attempts=2):
+            await scene.system.client.publisher.publish_job(stranger)
+            dead = await scene.dead_letters(1)
+        assert dead[0].attributes["jobId"] == stranger.job_id
+        assert scene.calls[f"metadata {stranger.job_id}"] == 0
+
+
+async def test_a_job_that_killed_its_worker_each_time_fails_without_another_try(quick):
+    """Attempts are counted before they are made: nobody lives to count them after."""
+    async with jobs_on(quick) as scene:
+        record = await scene.submit()
+        for _ in range(2):
+            await scene.system.store.begin(record.job)
+        async with scene.working(max_attempts=2):
+            view = await scene.ended(record.job.job_id)
+        assert (view.stage, view.reason) == (JobStage.FAILED, "gave-up")
+        assert scene.calls[f"metadata {record.job.job_id}"] == 0
+        assert len(await scene.dead_letters(1)) == 1
+
+
+async def test_trouble_with_the_database_fails_no_job(quick, monkeypatch):
+    async with jobs_on(quick, stages=impatient(max_attempts=2)) as scene:
+        begin, troubles = scene.system.store.begin, []
+
+        async def begins(job):
+            if len(troubles) < 10:
+                troubles.append(True)
+                raise UnavailableError("gone")
+            return await begin(job)
+
+        monkeypatch.setattr(scene.system.store, "begin", begins)
+        async with scene.working():
+            record = await scene.submit()
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert len(troubles) == 10
+        assert await scene.stored("job-processing-dead") == []
+
+
+async def test_a_result_is_kept_through_trouble_with_the_database(quick, monkeypatch):
+    async with jobs_on(quick) as scene:
+        advance, troubles = scene.system.store.advance, []
+
+        async def advances(*arguments):
+            if len(troubles) < 3:
+                troubles.append(True)
+                raise UnavailableError("gone")
+            return await advance(*arguments)
+
+        monkeypatch.setattr(scene.system.store, "advance", advances)
+        async with scene.working():
+            record = await scene.submit()
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert scene.calls[f"metadata {record.job.job_id}"] == 1
+
+
+async def test_a_blip_of_the_database_does_not_stop_a_long_handler(quick, monkeypatch):
+    monkeypatch.setattr("penstock.jobs.pipeline.processing._CANCEL_CHECK", 0.02)
+
+    async def slow(_):
+        await asyncio.sleep(0.3)
+        return Done(info=INFO)
+
+    async with jobs_on(quick) as scene, scene.working(metadata=slow):
+        record = await scene.submit()
+        await until(lambda: called(scene, record))
+
+        async def gone(_):
+            raise UnavailableError("gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scene.system.store, "get", gone)
+            await asyncio.sleep(0.1)
+        assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert scene.calls[f"metadata {record.job.job_id}"] == 1
+
+
+async def called(scene, record):
+    return scene.calls[f"metadata {record.job.job_id}"] > 0
+
+
+async def test_restarts_of_workers_use_up_no_attempts(place):
+    async def never(_):
+        await asyncio.sleep(3600)
+
+    async with jobs_on(place, stages=impatient(drain=0.05, max_attempts=2)) as scene:
+        record = await scene.submit()
+        for restart in range(1, 5):
+            async with scene.working(metadata=never, transcription=None):
+                await until(lambda n=restart: called_times(scene, record, n))
+        assert (await scene.system.store.get(record.job.job_id)).attempts == 0
+        async with scene.working():
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+
+
+async def called_times(scene, record, times):
+    return scene.calls[f"metadata {record.job.job_id}"] >= times
+
+
+async def test_a_message_for_another_stage_changes_nothing(place):
+    """A filter that is too wide."""
+    wide = {"metadata": {"filter": 'attributes.mediaType = "audio"'}}
+    async with jobs_on(place, stages=wide) as scene, scene.working():
+        record = await scene.submit()
+        assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert sum(scene.calls.values()) == 2
+
+
+async def test_a_stage_by_any_name_gets_the_jobs_it_consumes(quick):
+    async with jobs_on(quick) as scene:
+        stage = dataclasses.replace(scene.stage("metadata", looks), name="probe")
+        async with scene.system.worker(stage):
+            record = await scene.submit()
+            await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+
+
+async def test_an_event_that_was_not_said_is_said_when_its_message_returns(quick):
+    """The worker died after the work was sent, before the event was; the next stage was quick."""
+    async with jobs_on(quick) as scene:
+        record = await scene.submit()
+        store, publisher = scene.system.store, scene.system.client.publisher
+        ready = await store.advance(record.job, JobStage.METADATA_READY, Done(info=INFO))
+        await publisher.publish_job(ready.job)
+        async with scene.working(metadata=None):
+            await scene.ended(record.job.job_id)
+        async with scene.working(transcription=None):
+            await until(lambda: has_events(scene, 3))
+        stages = [r.attributes["stage"] for r in await scene.stored("job-events")]
+        assert sorted(stages) == ["MetadataReady", "Queued", "TranscriptComplete"]
+        await until(lambda: has_duration(scene, record))
+
+
+async def has_duration(scene, record):
+    return (await scene.ingestion.views.get(record.job.job_id)).duration == 2.5
+
+
+async def has_events(scene, count):
+    return len(await scene.stored("job-events")) == count
+
+
+async def test_a_subscription_that_was_deleted_is_used_again_when_it_is_back(quick, monkeypatch):
+    monkeypatch.setattr(
+        "penstock.jobs.messaging.client._REOPEN", Backoff(initial=0.05, maximum=0.1)
+    )
+    async with jobs_on(quick) as scene, scene.working():
+        handle = scene.system.pubsub.subscription("job-metadata")
+        await handle.delete()
+        await asyncio.sleep(0.2)
+        await scene.system.client.provision()
+        record = await scene.submit()
+        assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+
+
+async def test_every_process_tells_its_watchers_everything(place):
+    if place.url == "memory://":
+        pytest.skip("nothing is shared between processes")
+    shared = {"api": {"views": "sql"}}
+    async with jobs_on(place, **shared) as one, jobs_on(place, **shared) as other:
+        watchers = [scene.ingestion.projection.watch("user-1") for scene in (one, other)]
+        async with one.working():
+            records = [await one.submit() for _ in range(10)]
+            for watcher in watchers:
+                left = {record.job.job_id for record in records}
+                async with asyncio.timeout(30):
+                    async for view in watcher:
+                        if view is not None and view.stage is COMPLETE:
+                            left.discard(view.job_id)
+                        if not left:
+                            break
+
+
+async def test_a_queued_job_whose_message_was_lost_can_be_sent_again(quick):
+    async with jobs_on(quick) as scene:
+        record = await scene.submit()
+        await scene.view_at(record.job.job_id, JobStage.QUEUED)
+        lost = scene.system.pubsub.subscription("job-metadata")
+        async for message in lost:
+            message.ack()
+            break
+        await lost.close()
+        async with scene.working():
+            await scene.ingestion.service.retry(record.job.job_id, "user-1")
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+
+
+async def test_topics_of_their_own_share_the_concurrency_of_a_stage(quick):
+    running = most = 0
+
+    async def counts(_):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return Done(info=VIDEO_INFO)
+
+    topics = {"media": {"video": "video-processing"}}
+    stages = {"metadata": {"concurrency": 1}}
+    async with jobs_on(quick, topics=topics, stages=stages) as scene:
+        async with scene.working(metadata=counts, transcription=None):
+            made = [await scene.submit("a.mp4", media_type=MediaType.VIDEO) for _ in range(4)]
+            for record in made:
+                await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+    assert most == 1
+
+
+async def test_req_3_4_the_read_model_is_rebuilt_from_the_events(place):
+    if place.url == "memory://":
+        pytest.skip("nothing outlives the process")
+    async with jobs_on(place) as scene, scene.working():
+        records = [await scene.submit() for _ in range(5)]
+        for record in records:
+            await scene.ended(record.job.job_id)
+    async with jobs_on(place) as scene:
+        page, _ = await scene.ingestion.views.list(user_id="user-1")
+        assert {v.job_id for v in page} == {r.job.job_id for r in records}
+        assert {v.stage for v in page} == {COMPLETE}
+        assert (await scene.ingestion.projection.lag()).events == 0
+
+
+async def test_req_1_12_3_4_the_read_model_may_be_kept_in_the_database(place):
+    async with jobs_on(place, api={"views": "sql"}) as scene, scene.working():
+        record = await scene.submit()
+        view = await scene.ended(record.job.job_id)
+        assert view.stage is COMPLETE
+    if place.url == "memory://":
+        # A new broker has no events; the database has.
+        async with jobs_on(place, api={"views": "sql"}) as scene:
+            assert await scene.ingestion.views.get(record.job.job_id) == view
+
+
+async def test_the_lag_of_the_read_model_is_visible(quick):
+    async with jobs_on(quick) as scene:
+        projection, gate = scene.ingestion.projection, asyncio.Event()
+        apply = scene.ingestion.views.apply
+
+        async def waits(events):
+            await gate.wait()
+            return await apply(events)
+
+        async def is_behind(wanted):
+            return ((await projection.lag()).events > 0) is wanted
+
+        scene.ingestion.views.apply = waits
+        await scene.submit()
+        await until(lambda: is_behind(True))
+        gate.set()
+        await until(lambda: is_behind(False))
+
+
+async def test_submitting_what_cannot_be_a_job_is_refused(quick):
+    async with jobs_on(quick) as scene:
+        with pytest.raises(InvalidArgumentError, match="YouTube"):
+            await scene.submit("https://example.org", media_type=MediaType.YOUTUBE)
+        with pytest.raises(InvalidArgumentError, match="key"):
+            await scene.submit(client_key="")
+        with pytest.raises(InvalidArgumentError):
+            await scene.submit(correlation_id="ada@example.org")
+        with pytest.raises(InvalidArgumentError):
+            await scene.ingestion.service.submit("Ada L", MediaType.AUDIO, "a.wav")
+
+
+async def test_req_2_3_nothing_of_a_users_text_is_in_any_message(place):
+    private = "interview with zoe@example.org"
+    async with jobs_on(place) as scene, scene.working():
+        record = await scene.submit(f"{private}.wav", title=private, client_key=private)
+        await scene.ended(record.job.job_id)
+        kept = await scene.system.store.get(record.job.job_id)
+        assert kept.title == private and private in kept.source
+        for topic in ("job-processing", "job-events"):
+            for message in await scene.stored(topic):
+                sent = message.data.decode() + msgspec.json.encode(message.attributes).decode()
+                assert "zoe" not in sent and TEXT.segments[0].text not in sent
+                assert "example.org" not in sent + message.message_id + message.subject
+
+
+async def test_many_jobs_all_complete_once(place):
+    count = 60
+    stages = {"metadata": {"concurrency": 16}, "transcription": {"concurrency": 16}}
+    async with jobs_on(place, stages=stages) as scene, scene.working(metadata=looks):
+        records = await asyncio.gather(*(scene.submit() for _ in range(count)))
+        for record in records:
+            view = await scene.ended(record.job.job_id)
+            assert view.stage is COMPLETE
+        assert sum(scene.calls.values()) == 2 * count
+        ids = [r.message_id for r in await scene.stored("job-events")]
+        assert len(ids) == len(set(ids)) == 3 * count
+
+
+async def test_cancels_and_retries_racing_with_workers_leave_one_truth(place):
+    """Whoever wins, a run ends once, and the read model says what the store says."""
+    chance = random.Random(7)
+
+    async def dawdles(_):
+        await asyncio.sleep(chance.random() * 0.03)
+        return Done(info=INFO)
+
+    async def writes(_):
+        await asyncio.sleep(chance.random() * 0.03)
+        return Done(text=TEXT)
+
+    async with jobs_on(place, stages=impatient(concurrency=8)) as scene:
+        async with scene.working(dawdles, writes):
+            jobs = [(await scene.submit()).job.job_id for _ in range(12)]
+
+            async def meddle():
+                service = scene.ingestion.service
+                for _ in range(40):
+                    with suppress(FailedPreconditionError):
+                        await chance.choice((service.cancel, service.retry))(chance.choice(jobs))
+                    await asyncio.sleep(chance.random() * 0.01)
+
+            await asyncio.gather(meddle(), meddle())
+            # Whatever was cancelled last is run to its end.
+            for job_id in jobs:
+                with suppress(FailedPreconditionError):
+                    await scene.ingestion.service.retry(job_id)
+            await until(lambda: all_complete(scene, jobs), within=40)
+            await until(lambda: views_agree(scene, jobs))
+        ends = Counter(
+            (event.job_id, event.run)
+            for event in (
+                decode_event(r.data, r.attributes) for r in await scene.stored("job-events")
+            )
+            if event.stage.terminal
+        )
+        for job_id in jobs:
+            run = (await scene.system.store.get(job_id)).job.run
+            assert [ends[job_id, n] for n in range(1, run + 1)] == [1] * run
+
+
+async def all_complete(scene, jobs):
+    records = [await scene.system.store.get(job_id) for job_id in jobs]
+    return all(record.job.stage is COMPLETE for record in records)
+
+
+async def views_agree(scene, jobs):
+    for job_id in jobs:
+        record = await scene.system.store.get(job_id)
+        view = await scene.ingestion.views.get(job_id)
+        if (view.run, view.stage) != (record.job.run, record.job.stage):
+            return False
+    return True

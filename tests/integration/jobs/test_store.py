@@ -1,0 +1,204 @@
+"""The store: idempotent by job id, changed by legal and expected steps only."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from penstock.jobs import (
+    AudioJob,
+    Done,
+    JobStage,
+    ProcessingJobStore,
+    YouTubeJob,
+    idempotent,
+)
+from penstock.jobs.model.job import new_job_id, new_media_id, now
+from penstock.jobs.store.records import NewJob, Step
+from penstock.transactional import Database
+from tests.support.job_samples import JOBS
+from tests.support.job_scenes import INFO, TEXT
+
+pytestmark = pytest.mark.real_time
+
+
+@asynccontextmanager
+async def store_on(url):
+    async with Database(url) as database, ProcessingJobStore(database) as store:
+        yield store
+
+
+def new_job(**more):
+    fields = {
+        "job_id": new_job_id("user-1"),
+        "user_id": "user-1",
+        "media_id": new_media_id(),
+        "created_at": now(),
+    }
+    return AudioJob(**{**fields, **more})
+
+
+async def create(store, job, source="a.wav", **more):
+    async with store.database.transaction() as connection:
+        (answer,) = await store.create(connection, [NewJob(job=job, source=source, **more)])
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def asked_again(job, **more):
+    """The same job as another request would make it."""
+    return msgspec.structs.replace(job, media_id=new_media_id(), **more)
+
+
+async def take(store, job, to):
+    async with store.database.transaction() as connection:
+        (answer,) = await store.take(connection, [Step(job=job, to=to)])
+    return answer
+
+
+async def advance(store, job, to, done=Done(info=INFO)):  # noqa: B008
+    return await store.advance(job, to, done)
+
+
+async def test_a_job_is_kept_as_it_is(database_url):
+    async with store_on(database_url) as store:
+        for kind, sample in JOBS.items():
+            job = msgspec.structs.replace(
+                sample, job_id=new_job_id("usr_42"), stage=JobStage.QUEUED, run=1, info=None
+            )
+            record, created = await create(store, job, f"{kind}.bin")
+            assert created
+            assert record.job == job
+            assert (await store.get(job.job_id)) == record
+            assert isinstance(job, YouTubeJob) is (kind == "youtube")
+
+
+async def test_req_1_7_creating_a_job_twice_creates_it_once(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        first, created = await create(store, job, request="digest")
+        second, created_again = await create(store, asked_again(job), request="digest")
+        assert (created, created_again) == (True, False)
+        assert second == first
+
+
+async def test_the_same_id_for_something_else_is_refused(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job, request="digest")
+        with pytest.raises(AlreadyExistsError):
+            await create(store, asked_again(job), request="another")
+        with pytest.raises(AlreadyExistsError):
+            await create(store, asked_again(job, user_id="user-2"), request="digest")
+
+
+async def test_many_who_create_the_same_job_at_once_create_it_once(database_url):
+    async with store_on(database_url) as one, store_on(database_url) as other:
+        job = new_job()
+        answers = await asyncio.gather(
+            *(create(store, asked_again(job), request="d") for store in (one, other) * 10)
+        )
+        assert sum(created for _, created in answers) == 1
+        assert len({record.job.media_id for record, _ in answers}) == 1
+
+
+async def test_a_step_is_taken_once(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job)
+        answers = await asyncio.gather(
+            *(advance(store, job, JobStage.METADATA_READY) for _ in range(10))
+        )
+        taken = [answer for answer in answers if answer is not None]
+        assert len(taken) == 1
+        assert taken[0].version == 2
+        assert taken[0].job.info == INFO
+
+
+async def test_a_step_of_a_run_that_is_over_changes_nothing(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job)
+        failed = await store.fail(job, "malformed", 2)
+        assert (failed.reason, failed.attempts) == ("malformed", 2)
+        again = await take(store, failed.job, JobStage.QUEUED)
+        assert (again.job.run, again.job.stage, again.reason) == (2, JobStage.QUEUED, None)
+        assert await advance(store, job, JobStage.METADATA_READY) is None
+        assert (await store.get(job.job_id)) == again
+
+
+async def test_an_illegal_step_is_refused_before_the_database_is_asked(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job)
+        with pytest.raises(InvalidArgumentError):
+            await advance(store, job, JobStage.TRANSCRIPT_COMPLETE)
+
+
+async def test_a_transcript_is_kept_with_the_step_that_completes_the_job(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job)
+        ready = await advance(store, job, JobStage.METADATA_READY)
+        done = await advance(store, ready.job, JobStage.TRANSCRIPT_COMPLETE, Done(text=TEXT))
+        assert await store.text(job.job_id) == TEXT
+        assert (done.language, done.segments, done.characters) == ("en", 1, 11)
+        late = Done(text=msgspec.structs.replace(TEXT, language="fr"))
+        assert await advance(store, ready.job, JobStage.TRANSCRIPT_COMPLETE, late) is None
+        assert await store.text(job.job_id) == TEXT
+
+
+async def test_steps_of_many_jobs_are_taken_together_each_for_itself(database_url):
+    async with store_on(database_url) as store:
+        made = [new_job() for _ in range(30)]
+        for job in made[:20]:
+            await create(store, job)
+        answers = await asyncio.gather(
+            *(store.fail(job, f"reason-{n}", n) for n, job in enumerate(made))
+        )
+        assert [answer is not None for answer in answers] == [True] * 20 + [False] * 10
+        for number, job in enumerate(made[:20]):
+            kept = await store.get(job.job_id)
+            assert (kept.reason, kept.attempts) == (f"reason-{number}", number)
+
+
+async def test_a_retried_job_has_no_text(database_url):
+    async with store_on(database_url) as store:
+        job = new_job()
+        await create(store, job)
+        ready = await advance(store, job, JobStage.METADATA_READY)
+        cancelled = await take(store, ready.job, JobStage.CANCELLED)
+        again = await take(store, cancelled.job, JobStage.QUEUED)
+        assert (again.job.info, again.job.run) == (None, 2)
+        assert await store.text(job.job_id) is None
+
+
+async def test_req_1_8_an_idempotent_handler_is_called_for_work_that_is_due_only(database_url):
+    async with store_on(database_url) as store:
+        calls = []
+
+        @idempotent(store)
+        async def handler(job):
+            calls.append(job.stage)
+            await advance(store, job, JobStage.METADATA_READY)
+            return "handled"
+
+        job = new_job()
+        await create(store, job)
+        assert await handler(job) == "handled"
+        assert await handler(job) is None
+        assert calls == [JobStage.QUEUED]
+        with pytest.raises(NotFoundError):
+            await handler(new_job())
+
+
+async def test_two_processes_may_create_the_tables_at_once(database_url):
+    async def one():
+        async with store_on(database_url) as store:
+            return await create(store, new_job())
+
+    answers = await asyncio.gather(*(one() for _ in range(4)))
+    assert all(created for _, created in answers)

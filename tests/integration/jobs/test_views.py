@@ -1,0 +1,181 @@
+"""The read model: any order, any number of times, the same result."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidArgumentError
+from penstock.jobs import (
+    JobCancelled,
+    JobFailed,
+    JobQueued,
+    JobStage,
+    JobViews,
+    MediaType,
+    MetadataReady,
+    SqlJobViews,
+    TranscriptComplete,
+)
+from penstock.jobs.views.projection import Watcher
+from penstock.transactional import Database
+from tests.support.job_samples import WHEN
+
+pytestmark = pytest.mark.real_time
+
+
+def life(number, runs, user="user-1", kind=MediaType.AUDIO):
+    """The events of a job that ends each run in the given way."""
+    about = {"job_id": f"job_{number:032x}", "user_id": user, "media_type": kind}
+    events, at = [], WHEN + timedelta(seconds=number)
+    for run, ending in enumerate(runs, 1):
+        about["run"] = run
+        events.append(JobQueued(**about, at=at))
+        if ending is not JobCancelled:
+            at += timedelta(seconds=1)
+            events.append(MetadataReady(**about, at=at, duration=float(run), size=run))
+        at += timedelta(seconds=1)
+        more = {"reason": f"reason-{run}"} if ending is JobFailed else {}
+        events.append(ending(**about, at=at, **more))
+        at += timedelta(seconds=1)
+    return events
+
+
+endings = st.lists(st.sampled_from([JobFailed, JobCancelled]), max_size=2).flatmap(
+    lambda runs: st.sampled_from([TranscriptComplete, JobFailed, JobCancelled]).map(
+        lambda last: [*runs, last]
+    )
+)
+
+
+@st.composite
+def histories(draw):
+    lives = [life(n, draw(endings)) for n in range(draw(st.integers(1, 3)))]
+    events = [event for one in lives for event in one]
+    repeated = events + draw(st.lists(st.sampled_from(events), max_size=6))
+    return lives, draw(st.permutations(repeated))
+
+
+@given(histories(), st.integers(1, 5))
+@settings(max_examples=150, deadline=None)
+def test_req_2_7_events_in_any_order_and_number_end_in_the_same_view(history, batch):
+    lives, events = history
+
+    async def run():
+        views, in_order = JobViews(), JobViews()
+        for at in range(0, len(events), batch):
+            await views.apply(events[at : at + batch])
+        for one in lives:
+            await in_order.apply(one)
+        for one in lives:
+            view = await views.get(one[0].job_id)
+            assert view == await in_order.get(one[0].job_id)
+            assert (view.run, view.stage) == (one[-1].run, one[-1].stage)
+            assert (view.queued_at, view.updated_at) == (one[0].at, one[-1].at)
+        assert await views.list(user_id="user-1") == await in_order.list(user_id="user-1")
+
+    asyncio.run(run())
+
+
+@given(histories())
+@settings(max_examples=15, deadline=None)
+def test_the_model_in_a_database_agrees_with_the_one_in_memory(history):
+    lives, events = history
+
+    async def run():
+        memory = JobViews()
+        async with Database("sqlite://") as database, SqlJobViews(database) as sql:
+            for at in range(0, len(events), 2):
+                batch = events[at : at + 2]
+                assert list(await memory.apply(batch)) == list(await sql.apply(batch))
+            for one in lives:
+                assert await memory.get(one[0].job_id) == await sql.get(one[0].job_id)
+            assert await memory.count() == await sql.count()
+
+    asyncio.run(run())
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def keep(request, tmp_path):
+    """Opens an empty model of each kind."""
+
+    @asynccontextmanager
+    async def opened():
+        if request.param == "memory":
+            yield JobViews()
+            return
+        url = f"sqlite:///{tmp_path}/views.db"
+        if request.param == "postgresql":
+            url = request.getfixturevalue("postgres").new_database()
+        async with Database(url) as database, SqlJobViews(database) as views:
+            yield views
+
+    return opened
+
+
+async def test_lists_are_paged_newest_first_and_filtered(keep):
+    async with keep() as views:
+        await check_lists(views)
+
+
+async def check_lists(views):
+    for number in range(10):
+        ending = TranscriptComplete if number % 2 else JobFailed
+        kind = MediaType.VIDEO if number < 4 else MediaType.AUDIO
+        await views.apply(life(number, [ending], kind=kind))
+    await views.apply(life(50, [JobFailed], user="user-2"))
+
+    async def walk(**filters):
+        found, cursor = [], None
+        while True:
+            page, cursor = await views.list(limit=3, cursor=cursor, **filters)
+            assert len(page) <= 3
+            found += [int(view.job_id[4:], 16) for view in page]
+            if cursor is None:
+                return found
+
+    assert await walk(user_id="user-1") == list(range(9, -1, -1))
+    assert await walk(user_id="user-2") == [50]
+    assert await walk(user_id="nobody") == []
+    assert await walk() == [50, *range(9, -1, -1)]
+    assert await walk(user_id="user-1", stage=JobStage.FAILED) == [8, 6, 4, 2, 0]
+    assert await walk(user_id="user-1", media_type=MediaType.VIDEO) == [3, 2, 1, 0]
+
+
+async def test_a_cursor_of_somebody_else_is_refused(keep):
+    async with keep() as views:
+        for cursor in ("zz", "!", "é", "a" * 300):
+            with pytest.raises(InvalidArgumentError, match="cursor"):
+                await views.list(user_id="user-1", cursor=cursor)
+
+
+async def test_the_model_in_memory_forgets_the_longest_unheard_of():
+    views = JobViews(max_jobs=3)
+    for number in range(5):
+        await views.apply(life(number, [JobFailed])[:1])
+    assert await views.count() == 3
+    page, _ = await views.list(user_id="user-1")
+    assert [int(view.job_id[4:], 16) for view in page] == [4, 3, 2]
+
+
+async def test_a_slow_watcher_is_told_to_look_again():
+    among = set()
+    watcher = Watcher(among, None, None)
+    views = await JobViews().apply(life(1, [JobFailed]))
+    for _ in range(1000):
+        watcher.tell(views)
+    watcher.end()
+    seen = [view async for view in watcher]
+    assert None in seen and len(seen) <= 1001
+    assert not among
+
+
+async def test_a_watcher_sees_its_own_jobs_only():
+    watcher = Watcher(set(), "user-1", None)
+    for user in ("user-1", "user-2"):
+        watcher.tell(await JobViews().apply(life(1, [JobFailed], user=user)[:1]))
+    watcher.end()
+    assert [view.user_id async for view in watcher] == ["user-1"]

@@ -1,0 +1,157 @@
+"""The stages of the jobs on Spark: the same result as by the asyncio worker, whatever dies."""
+
+import threading
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+
+from penstock import Draft
+from penstock.errors import InvalidArgumentError
+from penstock.jobs import JobStage, load_settings
+from penstock.spark.jobs.pipeline import Pipeline, PipelineOptions
+from tests.support.spark_handlers import CALLS
+from tests.support.spark_jobs import (
+    HANDLERS,
+    all_ended,
+    job_settings,
+    records,
+    stored,
+    submit,
+    views,
+    wait_for,
+)
+
+pytestmark = [pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    with job_settings(tmp_path) as found:
+        yield found
+
+
+def options(tmp_path, **more):
+    return PipelineOptions(
+        checkpoints=str(tmp_path / "checkpoints"),
+        history=str(tmp_path / "history"),
+        **{"handlers": HANDLERS, "trigger": 0.1, **more},
+    )
+
+
+@contextmanager
+def running(pipeline):
+    failures = []
+
+    def main():
+        try:
+            pipeline.run()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    try:
+        yield
+    finally:
+        pipeline.stop()
+        thread.join(90)
+    assert not thread.is_alive()
+    assert not failures
+
+
+def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tmp_path):
+    CALLS.prepare(tmp_path)
+    stranger = Draft.of(b"no job", {"stage": "Queued", "mediaType": "audio"}, message_id="s-1")
+    jobs = submit(
+        settings,
+        *(["good.wav"] * 8),
+        "bad.wav",
+        "shaky.wav",
+        "busy.wav",
+        "slow.wav",
+        strangers=[stranger],
+    )
+    pipeline = Pipeline(spark, settings, options(tmp_path))
+    with running(pipeline):
+        wait_for(all_ended(settings, jobs))
+        wait_for(lambda: all(v and v.stage.terminal for v in views(settings, jobs)))
+    found = records(settings, jobs)
+    assert [r.job.stage for r in found[:8]] == [JobStage.TRANSCRIPT_COMPLETE] * 8
+    assert [(r.job.stage.value, r.reason, r.attempts) for r in found[8:]] == [
+        ("Failed", "malformed", 1),
+        ("TranscriptComplete", None, 0),
+        ("Failed", "busy", 3),
+        ("Failed", "time-limit", 3),
+    ]
+    assert [v.stage for v in views(settings, jobs)] == [r.job.stage for r in found]
+    assert all(v.duration == 2.5 for v in views(settings, jobs)[:8])
+    dead = {
+        record.attributes.get("jobId", "none") for record in stored(settings, "job-processing-dead")
+    }
+    assert dead == {"none", jobs[10], jobs[11]}
+    ids = Counter(record.message_id for record in stored(settings, "job-events"))
+    assert set(ids.values()) == {1}
+    assert len(ids) == 9 * 3 + 3 * 2
+    # Each good job was handled once a stage.
+    for job_id in jobs[:8]:
+        assert CALLS.of(tmp_path, job_id) == ["metadata", "transcription"]
+    history = spark.read.parquet(str(tmp_path / "history"))
+    assert history.count() == len(ids)
+    reasons = {row.job_id: row.reason for row in history.where("reason IS NOT NULL").collect()}
+    assert reasons == {jobs[8]: "malformed", jobs[10]: "busy", jobs[11]: "time-limit"}
+
+
+def test_a_backfill_works_through_what_is_there_and_ends(spark, settings, tmp_path):
+    CALLS.prepare(tmp_path)
+    jobs = submit(settings, *(["good.wav"] * 5))
+    Pipeline(spark, settings, options(tmp_path)).backfill()
+    assert {r.job.stage for r in records(settings, jobs)} == {JobStage.TRANSCRIPT_COMPLETE}
+    assert {v.stage for v in views(settings, jobs)} == {JobStage.TRANSCRIPT_COMPLETE}
+    # Again there is nothing left to do.
+    Pipeline(spark, settings, options(tmp_path)).backfill()
+    assert [len(CALLS.of(tmp_path, job_id)) for job_id in jobs] == [2] * 5
+
+
+def test_a_checkpoint_lost_repeats_no_work_and_says_nothing_twice(spark, settings, tmp_path):
+    CALLS.prepare(tmp_path)
+    jobs = submit(settings, *(["good.wav"] * 4))
+    Pipeline(spark, settings, options(tmp_path)).backfill()
+    before = len(stored(settings, "job-events"))
+    again = PipelineOptions(checkpoints=str(tmp_path / "other"), history=None, handlers=HANDLERS)
+    Pipeline(spark, settings, again).backfill()
+    assert len(stored(settings, "job-events")) == before
+    assert [len(CALLS.of(tmp_path, job_id)) for job_id in jobs] == [2] * 4
+
+
+def test_a_job_that_kills_its_worker_is_given_up_and_the_others_complete(spark, settings, tmp_path):
+    CALLS.prepare(tmp_path)
+    jobs = submit(settings, "good.wav", "deadly.wav", "good.wav")
+    with running(Pipeline(spark, settings, options(tmp_path, stages=("metadata",)))):
+        wait_for(lambda: all(r.job.stage is not JobStage.QUEUED for r in records(settings, jobs)))
+    good, deadly, other = records(settings, jobs)
+    assert {good.job.stage, other.job.stage} == {JobStage.METADATA_READY}
+    assert (deadly.job.stage, deadly.reason) == (JobStage.FAILED, "gave-up")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stages": ("laundry",)},
+        {"stages": ()},
+        {"batch": 0},
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_starts(tmp_path, wrong):
+    with pytest.raises(InvalidArgumentError):
+        options(tmp_path, **wrong)
+
+
+def test_handlers_that_are_not_there_are_refused_before_anything_starts(tmp_path, settings):
+    with pytest.raises(InvalidArgumentError, match="module:mapping"):
+        Pipeline(None, settings, options(tmp_path, handlers="no.such:thing"))
+
+
+def test_a_broker_in_memory_is_refused_before_anything_starts(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="local://DIR"):
+        Pipeline(None, load_settings(environ={}), options(tmp_path))

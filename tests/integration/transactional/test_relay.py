@@ -1,0 +1,449 @@
+"""The relay: order, retries, claims and their ends, on SQLite and PostgreSQL."""
+
+import asyncio
+import sqlite3
+from collections import defaultdict
+
+import pytest
+from sqlalchemy import select, update
+
+from penstock import errors
+from penstock.brokers.memory import MemoryBroker
+from penstock.clock import Clock
+from penstock.message import Draft, PublishFault
+from penstock.testing.waiting import eventually
+from penstock.transactional import Database, Outbox, Relay
+from penstock.transactional.row_leases import Claims, Outcomes
+from penstock.transactional.table import table
+from tests.support.outbox_scenes import drafts, ids, outbox_on, until
+
+pytestmark = pytest.mark.real_time
+
+
+class Troubled(MemoryBroker):
+    """Fails as `trouble` says: called with each draft, it returns an error or None. Publishes
+    wait while `open` is not set."""
+
+    def __init__(self, trouble=lambda draft: None) -> None:
+        super().__init__(Clock())
+        self.trouble = trouble
+        self.open = asyncio.Event()
+        self.open.set()
+        self.calls: list[list[str]] = []
+
+    async def publish(self, topic, drafts):
+        self.calls.append([draft.message_id for draft in drafts])
+        await self.open.wait()
+        answers = []
+        for draft in drafts:
+            error = self.trouble(draft)
+            if error is not None:
+                answers.append(PublishFault(error))
+            else:
+                answers += await super().publish(topic, [draft])
+        return answers
+
+
+def failing(times, kind=errors.ResourceExhaustedError, only=()):
+    """The first `times` attempts of each message fail."""
+    seen = defaultdict(int)
+
+    def trouble(draft):
+        seen[draft.message_id] += 1
+        hit = not only or draft.message_id in only
+        return kind("not now") if hit and seen[draft.message_id] <= times else None
+
+    return trouble
+
+
+async def column(scene, name, message_id):
+    async with scene.database.transaction(reading=True) as connection:
+        query = select(table.c[name]).where(table.c.message_id == message_id)
+        return (await connection.execute(query)).scalar_one()
+
+
+async def test_a_commit_and_a_wake_are_enough(url):
+    async with outbox_on(url) as scene, scene.relay(poll=3600) as relay:
+        await scene.add(*drafts(3))
+        relay.wake()
+        await scene.drained()
+        assert ids(await scene.stored()) == ["m-0", "m-1", "m-2"]
+        assert relay.statistics().published == 3
+        assert await column(scene, "sequence", "m-2") == 3
+
+
+async def test_a_transaction_that_commits_after_a_later_one_is_not_skipped(postgres):
+    async with outbox_on(postgres.new_database()) as scene, scene.relay():
+        async with scene.database.transaction() as connection:
+            await scene.outbox.add(connection, "orders", drafts(1))
+            await scene.add(*drafts(1, start=1))
+            await scene.drained()
+            assert ids(await scene.stored()) == ["m-1"]
+        assert await column(scene, "id", "m-0") < await column(scene, "id", "m-1")
+        await scene.drained()
+        assert ids(await scene.stored()) == ["m-1", "m-0"]
+
+
+async def test_a_key_keeps_its_order_through_failures_and_others_go_past_it(url):
+    broker = Troubled(failing(3, only={"a-1"}))
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(4, "a"), *drafts(4, "b"), *drafts(2))
+        async with scene.relay() as relay:
+            await scene.drained()
+        arrived = ids(await scene.stored())
+        for key, count in (("a", 4), ("b", 4)):
+            assert [i for i in arrived if i[0] == key] == [f"{key}-{n}" for n in range(count)]
+        assert arrived.index("b-3") < arrived.index("a-1")
+        assert relay.statistics().retried == 3
+        assert await column(scene, "attempts", "a-1") == 4
+        # What follows a failed row has not even been sent.
+        sent = [message_id for call in broker.calls for message_id in call]
+        assert sent.index("a-2") > max(n for n, sent_id in enumerate(sent) if sent_id == "a-1")
+
+
+async def test_a_row_of_a_key_added_while_an_earlier_one_waits_does_not_pass_it(url):
+    broker = Troubled(failing(1, only={"a-0"}))
+    async with outbox_on(url, broker) as scene:
+        relay = scene.relay()
+        await scene.add(*drafts(1, "a"))
+        assert await relay.step() == 1
+        async with scene.database.transaction() as connection:
+            await connection.execute(
+                update(table).values(next_attempt_at=table.c.next_attempt_at + 60)
+            )
+        await scene.add(*drafts(2, "a", start=1))
+        assert await relay.step() == 0
+        async with scene.database.transaction() as connection:
+            await connection.execute(update(table).values(next_attempt_at=0))
+        assert await relay.step() == 3
+        assert ids(await scene.stored()) == ["a-0", "a-1", "a-2"]
+
+
+async def test_a_key_in_the_hands_of_one_relay_is_left_alone_by_another(url):
+    broker = Troubled()
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(2, "a"))
+        one, two = scene.relay(), scene.relay()
+        broker.open.clear()
+        first = asyncio.create_task(one.step())
+        await eventually(lambda: broker.calls)
+        await scene.add(*drafts(1, "a", start=2))
+        assert await two.step() == 0
+        await scene.add(*drafts(1, "b"), *drafts(1))
+        broker.open.set()
+        assert await two.step() == 1
+        assert await two.step() == 1
+        assert await first == 2
+        assert await two.step() == 1
+        assert [i for i in ids(await scene.stored()) if i[0] == "a"] == ["a-0", "a-1", "a-2"]
+
+
+async def test_relays_side_by_side_keep_every_key_in_order_and_publish_once(url):
+    async with outbox_on(url) as scene, Database(url) as second:
+        other = Relay(second, scene.pubsub, batch=7, poll=0.01)
+        keys = [f"key{n}" for n in range(5)]
+        async with scene.relay(batch=5), other:
+            for start in range(0, 30, 3):
+                for key in keys:
+                    await scene.add(*drafts(3, key, start))
+                await scene.add(*drafts(5, start=start * 5))
+            await scene.drained()
+        arrived = ids(await scene.stored())
+        assert len(arrived) == len(set(arrived)) == 5 * 30 + 50
+        for key in keys:
+            mine = [i for i in arrived if i.startswith(key)]
+            assert mine == [f"{key}-{n}" for n in range(30)]
+
+
+async def test_relays_share_the_rows_without_a_key(url):
+    broker = Troubled()
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(10))
+        broker.open.clear()
+        relays = [scene.relay(batch=5) for _ in range(3)]
+        steps = [asyncio.create_task(relay.step()) for relay in relays]
+        await eventually(lambda: len(broker.calls) == 2)
+        broker.open.set()
+        assert sorted([await step for step in steps]) == [0, 5, 5]
+        assert sorted(ids(await scene.stored())) == sorted(f"m-{n}" for n in range(10))
+
+
+async def test_a_stuck_claim_is_taken_over_when_its_lease_ends(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(2), *drafts(2, "a"))
+        gone = Claims(scene.database, "gone", lease=0.3)
+        for keyed in (True, False):
+            claim = await gone.claim(10, 2**20, keyed_first=keyed)
+            assert claim is not None and len(claim.rows) == 2 and claim.keyed is keyed
+        relay = scene.relay()
+        assert await relay.step() == 0
+        async with relay:
+            await scene.drained()
+        assert len(await scene.stored()) == 4
+
+
+@pytest.mark.parametrize("key", [None, "a"])
+async def test_whoever_lost_a_claim_changes_nothing_any_more(url, key):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(4, key))
+        slow = Claims(scene.database, "slow", lease=0.001)
+        quick = Claims(scene.database, "quick", lease=60)
+        lost = await slow.claim(10, 2**20, keyed_first=False)
+        await asyncio.sleep(0.01)
+        held = await quick.claim(10, 2**20, keyed_first=False)
+        assert [row.id for row in held.rows] == [row.id for row in lost.rows]
+
+        async def rows():
+            async with scene.database.transaction(reading=True) as connection:
+                return (await connection.execute(select(table).order_by(table.c.id))).all()
+
+        before = await rows()
+        assert await slow.renew(lost) is False
+        a, b, c, _ = (row.id for row in lost.rows)
+        late = Outcomes(published={a: 1}, again={b: (9.0, "late")}, dead={c: "late"})
+        async with scene.database.transaction() as connection:
+            assert await slow.settle(connection, lost, late) == 0
+        assert await rows() == before
+        assert await quick.renew(held) is True
+        async with scene.database.transaction() as connection:
+            assert await quick.settle(connection, held, late) == 4
+
+
+async def test_the_same_owners_older_claim_is_fenced_out_too(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(1))
+        claims = Claims(scene.database, "one", lease=0.001)
+        old = await claims.claim(10, 2**20, keyed_first=False)
+        await asyncio.sleep(0.01)
+        new = await claims.claim(10, 2**20, keyed_first=False)
+        assert new.rows == old.rows
+        assert await claims.renew(old) is False
+        assert await claims.renew(new) is True
+
+
+async def test_a_claim_is_renewed_while_a_publish_takes_long(url):
+    broker = Troubled()
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(3, "a"), *drafts(3))
+        broker.open.clear()
+        async with scene.relay(lease=0.3) as relay:
+            await eventually(lambda: broker.calls)
+            first = await column(scene, "lease_until", "m-0")
+
+            async def renewed():
+                return await column(scene, "lease_until", "m-0") > first + 0.3
+
+            await until(renewed)
+            other = Claims(scene.database, "other", lease=0.01)
+            claim = await other.claim(10, 2**20, keyed_first=False)
+            assert claim.keyed, "only what the relay has not claimed"
+            broker.open.set()
+            await scene.drained()
+            assert relay.statistics().lost == 0
+        assert len(await scene.stored()) == 6
+
+
+async def test_a_relay_that_lost_its_claim_stops_publishing_what_it_has(url):
+    broker = Troubled()
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(3, "a"))
+        broker.open.clear()
+        slow = scene.relay(lease=0.3)
+        step = asyncio.create_task(slow.step())
+        await eventually(lambda: broker.calls)
+        async with scene.database.transaction() as connection:
+            await connection.execute(update(table).values(claimed_by="thief", lease_until=1e12))
+        await step
+        assert broker.calls == [["a-0"]]
+        assert slow.statistics().lost == 3
+        assert await column(scene, "claimed_by", "a-0") == "thief"
+
+
+async def test_a_broker_out_of_reach_costs_no_attempts_and_then_everything_arrives(url):
+    down = [True]
+    broker = Troubled(lambda draft: errors.UnavailableError("down") if down[0] else None)
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(5), *drafts(5, "a"))
+        async with scene.relay(max_attempts=2, batch=2) as relay:
+            await eventually(lambda: len(broker.calls) > 8)
+            assert await column(scene, "attempts", "a-0") == 0
+            assert "down" in await column(scene, "last_error", "a-0")
+            down[0] = False
+            await scene.drained()
+        assert relay.statistics().dead == 0
+        assert sorted(ids(await scene.stored())) == sorted(
+            f"{k}-{n}" for k in "am" for n in range(5)
+        )
+        assert await column(scene, "last_error", "a-0") is None
+
+
+async def test_one_topic_out_of_reach_does_not_hold_up_another(url):
+    broker = Troubled(lambda d: errors.UnavailableError("down") if d.data == b"x" else None)
+    async with outbox_on(url, broker) as scene:
+        await scene.pubsub.topic("stuck").create()
+        await scene.add(*(Draft.of(b"x") for _ in range(50)), topic="stuck")
+        await scene.add(*drafts(5))
+        async with scene.relay(batch=5):
+
+            async def arrived():
+                return len(await scene.stored()) == 5
+
+            await until(arrived)
+        assert await scene.outbox.pending() == 50
+
+
+@pytest.mark.parametrize("raises", [errors.UnavailableError, OSError])
+async def test_whatever_the_broker_raises_the_rows_are_kept(url, raises):
+    class Raising(Troubled):
+        async def publish(self, topic, drafts):
+            if len(self.calls) < 2:
+                self.calls.append([])
+                raise raises("boom")
+            return await super().publish(topic, drafts)
+
+    async with outbox_on(url, Raising()) as scene:
+        await scene.add(*drafts(2))
+        async with scene.relay():
+            await scene.drained()
+        assert len(await scene.stored()) == 2
+
+
+async def test_a_publish_that_never_answers_is_given_up_and_tried_again(url):
+    broker = Troubled()
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(2))
+        broker.open.clear()
+        async with scene.relay(timeout=0.05):
+            await eventually(lambda: len(broker.calls) > 1)
+            broker.open.set()
+            await scene.drained()
+        assert len(await scene.stored()) == 2
+
+
+async def test_what_can_never_be_published_dies_and_blocks_nothing(url):
+    broker = Troubled(failing(99, errors.InvalidArgumentError, only={"a-1", "m-1"}))
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(3, "a"), *drafts(3))
+        async with scene.relay() as relay:
+            await scene.drained()
+        assert sorted(ids(await scene.stored())) == ["a-0", "a-2", "m-0", "m-2"]
+        dead = {row.message_id: row.reason for row in await scene.outbox.dead()}
+        reason = "InvalidArgumentError: not now"
+        assert dead == {"a-1": reason, "m-1": reason}
+        assert relay.statistics().dead == 2
+
+
+async def test_a_row_that_keeps_failing_dies_after_its_attempts(url):
+    broker = Troubled(failing(99))
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(1))
+        async with scene.relay(max_attempts=3):
+            await scene.drained()
+        assert len(broker.calls) == 3
+        [dead] = await scene.outbox.dead()
+        assert (dead.attempts, dead.reason) == (3, "ResourceExhaustedError: not now")
+
+
+async def test_a_topic_that_is_created_late_gets_its_messages(url):
+    async with outbox_on(url) as scene, scene.relay():
+        await scene.add(*drafts(2, "a"), topic="later")
+
+        async def failed():
+            return "later" in str(await column(scene, "last_error", "a-0"))
+
+        await until(failed)
+        await scene.pubsub.topic("later").create(message_retention=60)
+        await scene.drained()
+        assert ids(await scene.stored("later")) == ["a-0", "a-1"]
+
+
+async def test_closing_finishes_the_batch_in_hand(url):
+    broker = Troubled()
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(3))
+        broker.open.clear()
+        relay = scene.relay()
+        await relay.__aenter__()
+        await eventually(lambda: broker.calls)
+        closing = asyncio.create_task(relay.aclose())
+        broker.open.set()
+        await closing
+        await relay.aclose()
+        assert await scene.outbox.pending() == 0
+        with pytest.raises(errors.ClosedError):
+            relay.start()
+
+
+@pytest.mark.parametrize("key", [None, "a"])
+async def test_closing_in_the_middle_of_a_publish_gives_the_rows_back_at_once(url, key):
+    broker = Troubled()
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(3, key))
+        broker.open.clear()
+        relay = scene.relay(lease=3600)
+        await relay.__aenter__()
+        await eventually(lambda: broker.calls)
+        await relay.aclose(timeout=0)
+        assert (await scene.outbox.status()).claimed == 0
+        broker.open.set()
+        assert await scene.relay().step() == 3
+        assert len(await scene.stored()) == 3
+
+
+async def test_a_cancelled_step_gives_the_rows_back(url):
+    broker = Troubled()
+    async with outbox_on(url, broker) as scene:
+        await scene.add(*drafts(3))
+        broker.open.clear()
+        step = asyncio.create_task(scene.relay(lease=3600).step())
+        await eventually(lambda: broker.calls)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        assert (await scene.outbox.status()).claimed == 0
+
+
+async def test_a_claim_takes_no_more_bytes_than_it_may_but_always_one_row(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*(Draft.of(bytes(1000)) for _ in range(5)), Draft.of(bytes(5000)))
+        relay = scene.relay(max_bytes=2500)
+        assert [await relay.step() for _ in range(5)] == [2, 2, 1, 1, 0]
+
+
+@pytest.mark.parametrize("batch", [60, 500])
+async def test_a_long_run_of_one_key_does_not_hold_up_the_others(url, batch):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(3, "warm"), *drafts(120, "hot"), *drafts(2, "cold"))
+        relay = scene.relay(batch=batch)
+        assert await relay.step() == 55
+        arrived = ids(await scene.stored())
+        assert {"warm-2", "cold-1"} < set(arrived) and len(arrived) == 55
+        async with relay:
+            await scene.drained()
+        hot = [i for i in ids(await scene.stored()) if i.startswith("hot")]
+        assert hot == [f"hot-{n}" for n in range(120)]
+
+
+async def test_a_database_that_was_away_for_a_while_is_used_again(tmp_path, caplog):
+    path = tmp_path / "app.db"
+    async with outbox_on(f"sqlite:///{path}") as scene:
+        async with Database(f"sqlite:///{path}", busy_timeout=0.01) as impatient:
+            await scene.add(*drafts(3))
+            other = sqlite3.connect(path, isolation_level=None)
+            other.execute("BEGIN EXCLUSIVE")
+            relay = Relay(impatient, scene.pubsub, poll=0.01)
+            relay.start()
+            await eventually(lambda: "locked" in caplog.text)
+            other.close()
+            await scene.drained()
+            await relay.aclose()
+        assert len(await scene.stored()) == 3
+
+
+def test_a_relay_refuses_options_that_make_no_sense():
+    database = Database("sqlite://")
+    for options in ({"batch": 0}, {"lease": 0}, {"poll": -1}, {"max_attempts": 0}):
+        with pytest.raises(errors.InvalidArgumentError):
+            Relay(database, MemoryBroker(Clock()), **options)
+    with pytest.raises(errors.InvalidArgumentError, match="another database"):
+        Relay(database, MemoryBroker(Clock()), outbox=Outbox(Database("sqlite://")))

@@ -1,0 +1,118 @@
+"""The window, fetching ahead, and brokers that send too much."""
+
+import asyncio
+
+from penstock import (
+    FlowControl,
+    Message,
+    Streaming,
+)
+from penstock.errors import (
+    FlowControlError,
+)
+from penstock.testing import settled
+from tests.support.fakes import FlakyBroker, subscription_on
+from tests.support.scenes import orders, publish
+
+
+async def test_a_broker_that_sends_too_much_is_reported_and_the_rest_given_back():
+    broker = FlakyBroker(excess=3)
+    options = {"flow_control": FlowControl(max_messages=2), "streaming": Streaming(max_streams=1)}
+    async with subscription_on(broker, **options) as (topic, sub):
+        received, errors = [], []
+        sub.on("message", received.append)
+        sub.on("error", errors.append)
+        await publish(topic, 5)
+        sub.open()
+        await settled()
+        assert len(received) == 2
+        [error] = errors
+        assert isinstance(error, FlowControlError)
+        assert str(error).startswith("Flow control: max messages exceeded")
+        assert error.code == 8
+        broker.excess = 0
+        for message in received:
+            message.ack()
+        await settled()
+        assert len(received) == 4
+
+
+async def test_high_water_mark_fetches_ahead_but_does_not_deliver_ahead():
+    options = {
+        "flow_control": FlowControl(max_messages=2),
+        "streaming": Streaming(max_streams=2, high_water_mark=3),
+    }
+    async with orders(**options) as (topic, sub):
+        received: list[Message] = []
+        sub.on("message", received.append)
+        sub.open()
+        await publish(topic, 20)
+        await settled()
+        assert len(received) == 2
+        assert (await sub.describe()).leased == 8
+        assert sub.stream is not None
+        assert sub.stream.statistics().waiting == 6
+        received[0].ack()
+        await settled()
+        assert len(received) == 3
+        assert (await sub.describe()).leased == 8
+
+
+async def test_what_expires_while_it_waits_is_never_handed_over():
+    options = {
+        "ack_deadline": 10,
+        "flow_control": FlowControl(max_messages=1),
+        "streaming": Streaming(max_streams=1, high_water_mark=1),
+    }
+    async with orders(**options) as (topic, sub):
+        received: list[Message] = []
+        sub.on("message", received.append)
+        sub.open()
+        await publish(topic, 2)
+        await asyncio.sleep(5)
+        received[0].modify_ack_deadline(300)
+        await asyncio.sleep(100)
+        assert len(received) == 1
+        received[0].ack()
+        await asyncio.sleep(1)
+        assert len(received) == 2
+        assert sub.stream is not None
+        assert sub.stream.holds(received[1])
+        received[1].ack()
+
+
+async def test_the_window_is_exact_after_every_kind_of_ending():
+    async with orders(ack_deadline=10, flow_control=FlowControl(max_messages=50)) as (topic, sub):
+        endings = [
+            lambda m: m.ack(),
+            lambda m: m.nack(),
+            lambda m: m.nack(5),
+            lambda m: m.reject(),
+            lambda m: m.modify_ack_deadline(0),
+            lambda m: m.modify_ack_deadline(20),
+            lambda m: None,
+            lambda m: 1 / 0,
+        ]
+
+        async def handle(message):
+            ending = endings[int(message.data) % len(endings)]
+            if int(message.data) % 3 == 0 and message.delivery_attempt < 3:
+                await asyncio.sleep(int(message.data) % 15)
+            if message.delivery_attempt > 2:
+                message.ack()
+            else:
+                ending(message)
+
+        sub.on("message", handle)
+        sub.on("error", lambda error: None)
+        sub.open()
+        await publish(topic, 400)
+        await asyncio.sleep(3000)
+        assert sub.stream is not None
+        statistics = sub.stream.statistics()
+        assert (statistics.messages, statistics.bytes, statistics.waiting) == (0, 0, 0)
+        window = sub.stream._inflight.window
+        sub.pause()
+        await settled()
+        assert (window.reserved, window.reserved_bytes) == (0, 0)
+        assert (await sub.describe()).backlog == 0
