@@ -1,0 +1,109 @@
+"""Trying again: the one loop, async and blocking, and the count of failures that loops share."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.rules.backoff import Backoff
+
+T = TypeVar("T")
+
+
+def is_retryable(error: Exception) -> bool:
+    """What the error says of itself; an error that says nothing is not worth another attempt."""
+    return bool(getattr(error, "retryable", False))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Persistence:
+    """How long something is tried: with pauses by `backoff`, at most `attempts` times, and no
+    attempt later than `within` seconds after the first failure. None: no such bound."""
+
+    backoff: Backoff
+    attempts: int | None = None
+    within: float | None = None
+    worth_it: Callable[[Exception], bool] = is_retryable
+
+
+class Failures:
+    """Failures in a row of one thing that is tried again and again.
+
+    For loops that go on when a try succeeds: call `pause_after` with each failure and `clear`
+    after a success. Pure: time comes in as an argument.
+    """
+
+    __slots__ = ("_persistence", "_since", "count")
+
+    def __init__(self, persistence: Persistence) -> None:
+        self._persistence = persistence
+        self._since = 0.0
+        self.count = 0
+
+    def clear(self) -> None:
+        self.count = 0
+
+    def pause_after(
+        self, error: Exception, now: float, chance: Callable[[], float] = random.random
+    ) -> float | None:
+        """Seconds until the next try; None: give up."""
+        persistence = self._persistence
+        if self.count == 0:
+            self._since = now
+        self.count += 1
+        if not persistence.worth_it(error):
+            return None
+        if persistence.attempts is not None and self.count >= persistence.attempts:
+            return None
+        pause = persistence.backoff.delay(self.count, chance)
+        if persistence.within is not None and now + pause > self._since + persistence.within:
+            return None
+        return pause
+
+
+async def retry(
+    call: Callable[[], Awaitable[T]],
+    persistence: Persistence,
+    *,
+    on_failure: Callable[[Exception, float], None] | None = None,
+) -> T:
+    """What `call` returns, once it does; its last error when it is given up.
+
+    `on_failure` is told each failure that is followed by another try, and the pause before it.
+    """
+    failures = Failures(persistence)
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return await call()
+        except Exception as error:
+            pause = failures.pause_after(error, loop.time())
+            if pause is None:
+                raise
+            if on_failure is not None:
+                on_failure(error, pause)
+        await asyncio.sleep(pause)
+
+
+def retry_blocking(
+    call: Callable[[], T],
+    persistence: Persistence,
+    *,
+    on_failure: Callable[[Exception, float], None] | None = None,
+) -> T:
+    """`retry`, for code that has a thread to itself."""
+    failures = Failures(persistence)
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            pause = failures.pause_after(error, time.monotonic())
+            if pause is None:
+                raise
+            if on_failure is not None:
+                on_failure(error, pause)
+        time.sleep(pause)
