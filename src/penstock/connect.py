@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
-from penstock.broker import Broker
+from penstock.broker import Broker, Hold, OwnServer, RangeLog
 from penstock.clock import Clock
-from penstock.errors import AlreadyExistsError, InvalidArgumentError
+from penstock.errors import AlreadyExistsError, InvalidArgumentError, UnimplementedError
 
 ENTRY_POINTS = "penstock.brokers"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*")
@@ -32,8 +31,13 @@ class BrokerKind:
 
     open: Callable[[str, Clock], Awaitable[Broker]]
     """Returns a broker that is ready to use and keeps time by the clock."""
-    ranges: Callable[[str], Any] | None = None
+    ranges: Callable[[str], RangeLog] | None = None
     """Opens the topics' logs for readers that block; None when there is no such way in."""
+    server: Callable[[str], OwnServer] | None = None
+    """The server behind the address, where Penstock runs it; None where others do."""
+    check_shared: Callable[[str], None] = lambda _: None
+    """Raises `InvalidArgumentError` unless all processes that open this address, whatever folder
+    they work in, meet in one broker."""
 
 
 async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Broker:
@@ -45,6 +49,34 @@ async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Brok
     SCHEME://…               whatever was registered for SCHEME
     """
     return await broker_kind(url).open(url, clock or Clock())
+
+
+def open_ranges(url: str) -> RangeLog:
+    """The log at `url` for readers that block; `close()` it when done. Nothing is connected yet."""
+    ranges = broker_kind(url).ranges
+    if ranges is None:
+        raise UnimplementedError(
+            f"What is behind {_scheme(url)}:// keeps no log that other processes can read by "
+            "range; read a subscription instead"
+        )
+    return ranges(url)
+
+
+def own_server(url: str) -> OwnServer:
+    """The server that Penstock runs behind `url`."""
+    server = broker_kind(url).server
+    if server is None:
+        raise UnimplementedError(
+            f"The server behind {_scheme(url)}:// is not Penstock's to start and stop"
+        )
+    return server(url)
+
+
+def hold_server(url: str) -> Hold | None:
+    """Keep the server behind `url` running for as long as this process lives, however it ends, or
+    until what is returned is closed. None where others run it: there is nothing to hold."""
+    server = broker_kind(url).server
+    return server(url).hold() if server is not None else None
 
 
 def register_broker(scheme: str, kind: BrokerKind) -> None:
@@ -67,9 +99,7 @@ def broker_kind(url: str) -> BrokerKind:
     """What is registered for the scheme of `url`. Nothing is opened."""
     if not isinstance(url, str):
         raise InvalidArgumentError(f"A broker's address must be text, not {type(url).__name__}")
-    # Only the scheme is ever shown: the rest may hold a password.
-    scheme, separator, _ = url.partition("://")
-    scheme = scheme.lower() if separator else ""
+    scheme = _scheme(url)
     kind, installed = _KINDS.get(scheme), _installed().get(scheme, ())
     if len(installed) + (kind is not None) > 1:
         raise AlreadyExistsError(
@@ -84,6 +114,12 @@ def broker_kind(url: str) -> BrokerKind:
             f"No broker for {scheme or 'no'}://; known: {known}; {_HOW_TO_ADD}"
         )
     return kind
+
+
+def _scheme(url: str) -> str:
+    """All that is ever shown of an address: the rest may hold a password."""
+    scheme, separator, _ = url.partition("://")
+    return scheme.lower() if separator else ""
 
 
 @cache
@@ -127,21 +163,56 @@ async def _memory(_url: str, clock: Clock) -> Broker:
     return MemoryBroker(clock)
 
 
-async def _local(url: str, clock: Clock) -> Broker:
-    from penstock.brokers.nats.local.folder import LocalBroker
+def _alone(_url: str) -> None:
+    raise InvalidArgumentError(
+        "memory:// lives in one process and cannot be shared with others; use local:///DIR, which "
+        "starts a server by itself, or nats://HOST"
+    )
 
-    return await LocalBroker.open(url.partition("://")[2], clock)
+
+async def _local(url: str, clock: Clock) -> Broker:
+    from penstock.brokers.nats.local.broker import LocalBroker
+
+    return await LocalBroker.open(url, clock)
+
+
+def _local_ranges(url: str) -> RangeLog:
+    from penstock.brokers.nats.local.ranges import LocalRangeLog
+
+    return LocalRangeLog(url)
+
+
+def _local_server(url: str) -> OwnServer:
+    from penstock.brokers.nats.local.folder import folder_of
+    from penstock.brokers.nats.local.hold import HoldableServer
+
+    return HoldableServer(folder_of(url))
+
+
+def _check_local(url: str) -> None:
+    from penstock.brokers.nats.local.folder import check_everywhere
+
+    check_everywhere(url)
 
 
 async def _nats(url: str, clock: Clock) -> Broker:
-    from penstock.brokers.nats import NatsBroker
+    from penstock.brokers.nats.broker import NatsBroker
 
     return await NatsBroker.connect(url, clock)
 
 
+def _nats_ranges(url: str) -> RangeLog:
+    from penstock.brokers.nats.protocol.address import NatsOptions
+    from penstock.brokers.nats.sync.ranges import NatsRangeLog
+
+    options = NatsOptions.of(url)
+    return NatsRangeLog(lambda: options)
+
+
+_NATS = BrokerKind(_nats, _nats_ranges)
 _KINDS = {
-    "memory": BrokerKind(_memory),
-    "local": BrokerKind(_local),
-    "nats": BrokerKind(_nats),
-    "tls": BrokerKind(_nats),
+    "memory": BrokerKind(_memory, check_shared=_alone),
+    "local": BrokerKind(_local, _local_ranges, _local_server, _check_local),
+    "nats": _NATS,
+    "tls": _NATS,
 }
