@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import PubSub
-from penstock.brokers.nats.aio.connection import NatsOptions
+from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.sync.connection import BlockingConnection
 from penstock.message import Draft, PublishFault
 

@@ -106,8 +106,8 @@ def _run(
     *,
     once: bool,
 ) -> None:
+    from penstock.spark import session
     from penstock.spark.jobs.pipeline import Pipeline, PipelineOptions
-    from penstock.spark.session.session import session
 
     log_to_terminal()
     chosen = PipelineOptions(**options)

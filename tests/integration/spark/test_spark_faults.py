@@ -5,12 +5,12 @@ import threading
 import pyarrow as pa
 import pytest
 
-from penstock.brokers.nats.aio.connection import NatsOptions
+from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.sync.connection import BlockingConnection
 from penstock.errors import DataLossError, UnauthenticatedError
-from penstock.spark.source.options import SourceOptions
+from penstock.spark.options import SourceOptions
+from penstock.spark.schema import source_schema
 from penstock.spark.source.reader import LogRange, read_range
-from penstock.spark.source.schema import source_schema
 from tests.support.servers import NatsServer
 from tests.support.spark_scenes import api, fill, make, stored, stream
 
@@ -34,15 +34,25 @@ def read(options, part):
     ]
 
 
-BOTH = pytest.mark.parametrize("bulk", [False, True], ids=["directly", "in bulk"])
+WAYS = {"directly": 10**9, "through a consumer": 1}
 
 
-@BOTH
-def test_a_range_that_was_purged_after_it_was_planned_is_an_error_or_skipped(server, caplog, bulk):
+def read_all(monkeypatch, way):
+    """Read every range this way, however long it is."""
+    monkeypatch.setattr("penstock.brokers.nats.sync.ranges.WORTH_A_CONSUMER", WAYS[way])
+
+
+@pytest.fixture(params=WAYS)
+def either_way(request, monkeypatch):
+    read_all(monkeypatch, request.param)
+
+
+@pytest.mark.usefixtures("either_way")
+def test_a_range_that_was_purged_after_it_was_planned_is_an_error_or_skipped(server, caplog):
     make(server.url, "orders")
     fill(server.url, "orders", range(20))
     api(server.url, "STREAM.PURGE.orders", {"seq": 11})
-    part = LogRange("orders", 6, 15, bulk=bulk)
+    part = LogRange("orders", 6, 15)
     with pytest.raises(DataLossError, match="up to 5 messages are gone"):
         read(options(server.url, "orders"), part)
     assert read(options(server.url, "orders", failOnDataLoss="false"), part) == list(range(11, 16))
@@ -65,10 +75,10 @@ def test_a_range_in_a_topic_that_keeps_the_last_of_each_subject_is_never_lost(se
     assert read(options(server.url, "latest"), LogRange("latest", 6, 20)) == [20]
 
 
-@BOTH
-def test_every_kind_of_message_is_read_alike_and_no_consumer_is_left(server, bulk, monkeypatch):
+@pytest.mark.usefixtures("either_way")
+def test_every_kind_of_message_is_read_alike_and_no_consumer_is_left(server, monkeypatch):
     monkeypatch.setattr("penstock.brokers.nats.sync.passing_consumer.BATCH_BYTES", 50_000)
-    monkeypatch.setattr("penstock.brokers.nats.sync.ranges.BATCH_BYTES", 50_000)
+    monkeypatch.setattr("penstock.brokers.nats.sync.direct.BATCH_BYTES", 50_000)
     make(server.url, "orders")
     fill(server.url, "orders", [1, 2])
     fill(server.url, "orders", [3], size=200_000)
@@ -80,7 +90,7 @@ def test_every_kind_of_message_is_read_alike_and_no_consumer_is_left(server, bul
     batches = read_range(
         options(server.url, "orders"),
         source_schema(headers=False),
-        LogRange("orders", 2, 18, bulk=bulk),
+        LogRange("orders", 2, 18),
     )
     rows = pa.Table.from_batches(batches).to_pylist()
     assert [int(row["data"].rstrip(b"\0")) for row in rows] == list(range(2, 19))
@@ -94,27 +104,27 @@ def test_every_kind_of_message_is_read_alike_and_no_consumer_is_left(server, bul
     assert api(server.url, "STREAM.INFO.orders")["state"]["consumer_count"] == 0
 
 
-def test_both_ways_of_reading_agree_on_every_column(server):
+def test_both_ways_of_reading_agree_on_every_column(server, monkeypatch):
     make(server.url, "orders", routed_attributes=("stage",))
     for n in range(30):
         fill(server.url, "orders", [n], attributes={"stage": "abc"[n % 3]})
-    subjects = ("orders", "orders.a", "orders.c")
-    tables = [
-        pa.Table.from_batches(
-            read_range(
-                options(server.url, "orders"),
-                source_schema(headers=False),
-                LogRange("orders", 3, 28, subjects, bulk),
-            )
-        ).combine_chunks()
-        for bulk in (False, True)
-    ]
+    wanted = options(
+        server.url,
+        "orders",
+        filter='attributes.stage = "a" OR attributes.stage = "c"',
+        includeHeaders="true",
+    )
+    tables = []
+    for way in WAYS:
+        read_all(monkeypatch, way)
+        batches = read_range(wanted, source_schema(headers=True), LogRange("orders", 3, 28))
+        tables.append(pa.Table.from_batches(batches).combine_chunks())
     assert tables[0].equals(tables[1])
     kept = [n for n in range(30) if 3 <= n + 1 <= 28 and n % 3 != 1]
     assert tables[0].column("sequence").to_pylist() == [n + 1 for n in kept]
 
 
-def test_a_user_who_may_make_no_consumers_reads_directly(tmp_path):
+def test_a_user_who_may_make_no_consumers_reads_directly(tmp_path, monkeypatch):
     (tmp_path / "nats").mkdir()
     denied = """
     authorization { users = [
@@ -128,17 +138,19 @@ def test_a_user_who_may_make_no_consumers_reads_directly(tmp_path):
         reader = server.url.replace("nats://", "nats://reader:reader@")
         make(admin, "orders")
         fill(admin, "orders", range(10))
-        found = read(options(reader, "orders"), LogRange("orders", 1, 10, bulk=True))
+        read_all(monkeypatch, "through a consumer")
+        found = read(options(reader, "orders"), LogRange("orders", 1, 10))
         assert found == list(range(1, 11))
 
 
 @pytest.mark.parametrize("kind", [{"tls": True}, {"credentials": True}], ids=str)
-def test_a_range_is_read_with_tls_and_with_credentials(tmp_path, kind):
+def test_a_range_is_read_with_tls_and_with_credentials(tmp_path, kind, monkeypatch):
+    read_all(monkeypatch, "through a consumer")
     (tmp_path / "nats").mkdir()
     with NatsServer(tmp_path / "nats", **kind) as server:
         make(server.url, "orders")
         fill(server.url, "orders", range(10))
-        found = read(options(server.url, "orders"), LogRange("orders", 1, 10, bulk=True))
+        found = read(options(server.url, "orders"), LogRange("orders", 1, 10))
         assert found == list(range(1, 11))
 
 
@@ -155,14 +167,14 @@ def test_a_wrong_password_is_said(tmp_path):
             read(options(bad, "orders"), LogRange("orders", 1, 1))
 
 
-@BOTH
-def test_a_reader_goes_on_where_it_was_when_the_server_comes_back(server, bulk):
+@pytest.mark.usefixtures("either_way")
+def test_a_reader_goes_on_where_it_was_when_the_server_comes_back(server):
     make(server.url, "orders")
     fill(server.url, "orders", range(25_000))
     rows = read_range(
         options(server.url, "orders"),
         source_schema(headers=False),
-        LogRange("orders", 1, 25_000, bulk=bulk),
+        LogRange("orders", 1, 25_000),
     )
     first = next(rows)
     server.kill()

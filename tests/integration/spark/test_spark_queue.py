@@ -9,7 +9,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from penstock import PubSub
 from penstock.message import Record
 from penstock.spark.queue.spool import Spool, segment_path
-from penstock.spark.source.schema import arrow_schema, source_schema
+from penstock.spark.schema import arrow_schema, source_schema
 from tests.support.servers import NatsServer
 from tests.support.spark_scenes import fill, numbers, run_available
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark import activate, session
 from penstock.spark.session import java as finding
-from penstock.spark.session.session import defaults, environment
+from penstock.spark.session.starting import defaults, environment
 from tests.support.servers import NatsServer
 from tests.support.spark_scenes import fill, make, stored
 

@@ -129,7 +129,7 @@ def reopen_fences(url):
     import base64
     import json
 
-    from penstock.brokers.nats.aio.connection import NatsOptions
+    from penstock.brokers.nats.protocol.address import NatsOptions
     from penstock.brokers.nats.sync.connection import BlockingConnection
 
     with BlockingConnection(NatsOptions.of(url)) as connection:

@@ -7,8 +7,10 @@ from datetime import datetime
 
 from penstock.broker import SubscriptionStatus, TopicStatus
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.catalogue import (
-    Catalogue,
+from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.dead_letters import ADVISORIES, DeadLetterMover
+from penstock.brokers.nats.log import NatsLog
+from penstock.brokers.nats.protocol.configuration import (
     Consumer,
     consumer_config,
     consumer_of,
@@ -16,8 +18,6 @@ from penstock.brokers.nats.catalogue import (
     topic_config,
     unfinished,
 )
-from penstock.brokers.nats.dead_letters import ADVISORIES, Rescue
-from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.headers import decode_name, encode_name
 from penstock.clock import NS, Clock, to_ns
 from penstock.config import SubscriptionConfig, TopicConfig
@@ -38,10 +38,10 @@ class NatsAdmin:
         connection: Connection,
         catalogue: Catalogue,
         log: NatsLog,
-        rescue: Rescue,
+        mover: DeadLetterMover,
         clock: Clock,
     ) -> None:
-        self._rescue = rescue
+        self._mover = mover
         self._connection = connection
         self._catalogue = catalogue
         self._log = log
@@ -118,7 +118,7 @@ class NatsAdmin:
     async def _finish_consumer(self, consumer: Consumer, first: int) -> None:
         """Advisories first: moving it is what says that it is complete."""
         if consumer.config.dead_letter_policy is not None:
-            await self._rescue.prepare(consumer)
+            await self._mover.prepare(consumer)
         await self._reset(consumer, first)
 
     async def _reset(self, consumer: Consumer, sequence: int) -> None:
@@ -140,7 +140,7 @@ class NatsAdmin:
             missing=lambda: SubscriptionNotFoundError(subscription),
         )
         if consumer.config.dead_letter_policy is not None:
-            await self._rescue.forget(consumer)
+            await self._mover.forget(consumer)
 
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
         if topic is not None:

@@ -10,14 +10,16 @@ from typing import Self
 
 from penstock.broker import Capabilities
 from penstock.brokers.nats.admin import NatsAdmin
-from penstock.brokers.nats.aio.connection import Connection, NatsOptions
+from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.publishing import Publishing
-from penstock.brokers.nats.aio.pulling import Pulling, Raw
+from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.aio.pushing import PushInbox
-from penstock.brokers.nats.catalogue import Catalogue, Consumer
-from penstock.brokers.nats.dead_letters import Rescue
+from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.dead_letters import DeadLetterMover
 from penstock.brokers.nats.log import NatsLog
-from penstock.brokers.nats.protocol.headers import parse_ack_subject, record_of
+from penstock.brokers.nats.protocol.address import NatsOptions
+from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_ack_subject
 from penstock.clock import NS, Clock, PreciseTime
 from penstock.config import SubscriptionConfig
 from penstock.errors import PenstockError, SubscriptionNotFoundError
@@ -64,8 +66,8 @@ class NatsBroker:
         self._publishing = Publishing(connection, self._catalogue)
         self._pulling = Pulling(connection)
         self.log = NatsLog(self._catalogue, self._pulling)
-        self._rescue = Rescue(connection, self._pulling, self.log, self._bury)
-        self.admin = NatsAdmin(connection, self._catalogue, self.log, self._rescue, clock)
+        self._mover = DeadLetterMover(connection, self._pulling, self.log, self._to_dead_letters)
+        self.admin = NatsAdmin(connection, self._catalogue, self.log, self._mover, clock)
         self._loans: dict[str, _Loans] = {}
         self._pushed: dict[str, PushInbox] = {}
         self._opening = asyncio.Lock()
@@ -90,7 +92,7 @@ class NatsBroker:
     ) -> Sequence[Delivery]:
         consumer = await self._catalogue.consumer(subscription)
         if consumer.config.dead_letter_policy is not None:
-            self._rescue.watch(consumer)
+            self._mover.watch(consumer)
         until = self._clock.monotonic() + wait
         while True:
             remaining = max(0.0, until - self._clock.monotonic())
@@ -188,18 +190,20 @@ class NatsBroker:
         self, config: SubscriptionConfig, settlement: Settlement, loans: _Loans
     ) -> bool:
         """Publish a spent message to the dead letters; False when that failed, so that it stays."""
-        if settlement.ack_id in loans.buried:
+        if settlement.ack_id in loans.moved:
             return True
         record = loans.record(settlement.ack_id)
         if record is None:
             return False
         lent = parse_ack_subject(settlement.ack_id.encode())
-        moved = await self._bury(config, record, lent.delivered)
+        moved = await self._to_dead_letters(config, record, lent.delivered)
         if moved:
-            loans.buried.add(settlement.ack_id)
+            loans.moved.add(settlement.ack_id)
         return moved
 
-    async def _bury(self, config: SubscriptionConfig, record: Record, delivered: int) -> bool:
+    async def _to_dead_letters(
+        self, config: SubscriptionConfig, record: Record, delivered: int
+    ) -> bool:
         policy = config.dead_letter_policy
         if policy is None:
             return False
@@ -222,7 +226,7 @@ class NatsBroker:
         return await self._connection.ping()
 
     async def aclose(self) -> None:
-        await self._rescue.close()
+        await self._mover.close()
         with suppress(PenstockError):
             for inbox in self._pushed.values():
                 await inbox.close()
@@ -246,7 +250,7 @@ class _Loans:
         self._ack_deadline = config.ack_deadline
         self._ends: Deadlines[str] = Deadlines()
         self._records: dict[str, Record] = {}
-        self.buried: set[str] = set()
+        self.moved: set[str] = set()
 
     def begin(self, deliveries: list[Delivery], now: float) -> None:
         self._forget_expired(now)
@@ -266,12 +270,12 @@ class _Loans:
         else:
             self._ends.discard(settlement.ack_id)
             self._records.pop(settlement.ack_id, None)
-            self.buried.discard(settlement.ack_id)
+            self.moved.discard(settlement.ack_id)
 
     def _forget_expired(self, now: float) -> None:
         for ack_id in self._ends.pop_due(now):
             self._records.pop(ack_id, None)
-            self.buried.discard(ack_id)
+            self.moved.discard(ack_id)
 
 
 def _needs_loans(config: SubscriptionConfig) -> bool:
@@ -279,8 +283,6 @@ def _needs_loans(config: SubscriptionConfig) -> bool:
 
 
 def _delivery(consumer: Consumer, raw: Raw) -> Delivery:
-    subject, reply, block, payload = raw
-    lent = parse_ack_subject(reply)
-    topic = consumer.config.topic
-    record = record_of(topic, subject, block, payload, lent.sequence, lent.published_ns)
-    return Delivery(record, reply.decode(), lent.delivered, consumer.config.ack_deadline)
+    config, lent = consumer.config, parse_ack_subject(raw[1])
+    record = delivered_record(config.topic, raw, lent)
+    return Delivery(record, raw[1].decode(), lent.delivered, config.ack_deadline)

@@ -25,7 +25,7 @@ from penstock.spark.jobs.progress import report
 from penstock.spark.jobs.projection import Project
 from penstock.spark.jobs.retrying import Retrier
 from penstock.spark.jobs.staging import HANDLERS, INPUT, OUTPUT, StageTask, stage_factories
-from penstock.spark.session.session import activate
+from penstock.spark.session.starting import activate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Draft, Expect
-from penstock.brokers.nats.aio.connection import NatsOptions
+from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.headers import (
     attributes_of,
     check_subject,
@@ -13,10 +13,9 @@ from penstock.brokers.nats.protocol.headers import (
     decode_name,
     encode_header,
     encode_name,
-    parse_ack_subject,
-    record_of,
     status_of,
 )
+from penstock.brokers.nats.protocol.records import parse_ack_subject, record_of
 from penstock.errors import InvalidArgumentError
 
 printable = st.text(

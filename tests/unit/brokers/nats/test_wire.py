@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.brokers.nats.aio.wire import LeanParser, Wire, check_compatible, publish_operation
+from penstock.brokers.nats.aio.wire import LeanParser, Wire, check_compatible
+from penstock.brokers.nats.protocol.requests import publish_operation
 from penstock.testing import run_virtual
 
 
@@ -139,7 +140,7 @@ def test_answers_that_look_alike_come_in_runs_however_they_are_cut(cuts):
     ours, runs = [], []
     parser = LeanParser(Client(), {b"7": lambda *message: ours.append(message)})
     pattern = rb'MSG in\.(\d+)\.(\d+) 7 \d+\r\n\{"stream":"[^"]*","seq":(\d+)\}\r\n'
-    parser.bulk = (re.compile(pattern), runs.extend)
+    parser.alike = (re.compile(pattern), runs.extend)
 
     async def feed():
         for a, b in pairwise(edges):

@@ -8,23 +8,23 @@ import secrets
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import msgspec
-
-from penstock.brokers.nats.aio.connection import Connection, api_error
-from penstock.brokers.nats.aio.wire import publish_operation
+from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.protocol.errors import denied
 from penstock.brokers.nats.protocol.headers import (
     HEADER_BLOCK,
+    NO_RESPONDERS,
     check_subject,
     encode_header,
     status_of,
 )
+from penstock.brokers.nats.protocol.records import unnamed
+from penstock.brokers.nats.protocol.requests import decode_ack, publish_operation, stored
 from penstock.errors import (
     DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
     PenstockError,
-    PermissionDeniedError,
     TopicNotFoundError,
     UnavailableError,
 )
@@ -44,19 +44,8 @@ Operation: TypeAlias = tuple[int, bytes, bytes]
 """The index of a draft, its subject and its header block."""
 
 
-class _Ack(msgspec.Struct):
-    stream: str = ""
-    seq: int = 0
-    duplicate: bool = False
-    batch: str = ""
-    count: int = 0
-    error: dict[str, object] | None = None
-
-
 # What nearly every ack looks like: the call, the index, and the sequence it was stored at.
 _STORED = rb'(\d+)\.(\d+) %b \d+\r\n\{"stream":"[^"]*","seq":(\d+)\}\r\n'
-
-_decode_ack = msgspec.json.Decoder(_Ack).decode
 
 
 class _Call:
@@ -103,13 +92,11 @@ class Publishing:
         return self._wire.max_payload
 
     async def open(self) -> None:
-        await self._wire.subscribe_bulk(self._prefix, _STORED, self._on_stored, self._on_answer)
+        await self._wire.subscribe_runs(self._prefix, _STORED, self._on_stored, self._on_answer)
 
     def denied(self, text: str) -> None:
         """The server refused a subject we published on: say so to those who did."""
-        error = PermissionDeniedError(
-            f"The NATS server refused: {text}; check this user's permissions"
-        )
+        error = denied(text)
         for call in list(self._calls.values()):
             named = f'"{call.topic.lower()}'
             if named + '"' in text.lower() or f"{named}." in text.lower():
@@ -184,7 +171,7 @@ class Publishing:
         for at, _, _ in operations:
             answer = call.answers[at]
             if isinstance(answer, int):
-                answers[at] = Receipt(drafts[at].message_id or f"{topic}-{answer}", answer)
+                answers[at] = Receipt(drafts[at].message_id or unnamed(topic, answer), answer)
             else:
                 answers[at] = self._receipt(topic, drafts[at], answer, error)
 
@@ -216,17 +203,11 @@ class Publishing:
             return PublishFault(otherwise)
         block, payload = answer
         if block:
-            code, text = status_of(block)
             self._catalogue.forget_routes(topic)
-            return PublishFault(
-                TopicNotFoundError(topic)
-                if code == 503
-                else InternalError(f"The NATS server answered {code} {text}")
-            )
-        ack = _decode_ack(payload)
-        if ack.error is not None:
-            return PublishFault(api_error(ack.error, lambda: TopicNotFoundError(topic)))
-        return Receipt(draft.message_id or f"{topic}-{ack.seq}", ack.seq, ack.duplicate)
+        ack = stored(topic, block, payload)
+        if isinstance(ack, PenstockError):
+            return PublishFault(ack)
+        return Receipt(draft.message_id or unnamed(topic, ack.seq), ack.seq, ack.duplicate)
 
     def _on_answer(self, subject: bytes, _reply: bytes, block: bytes, payload: bytes) -> None:
         name, _, index = subject[self._at :].partition(b".")
@@ -291,13 +272,15 @@ class Publishing:
         block, payload = answer
         if block:
             code, _ = status_of(block)
-            return [PublishFault(TopicNotFoundError(topic))] * last if code == 503 else None
-        ack = _decode_ack(payload)
+            if code == NO_RESPONDERS:
+                return [PublishFault(TopicNotFoundError(topic))] * last
+            return None
+        ack = decode_ack(payload)
         if ack.error is not None or ack.count != last:
             return None
         first = ack.seq - last + 1
         return [
-            Receipt(draft.message_id or f"{topic}-{first + n}", first + n)
+            Receipt(draft.message_id or unnamed(topic, first + n), first + n)
             for n, (draft, _, _) in enumerate(waiting)
         ]
 

@@ -7,27 +7,27 @@ import itertools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TypeAlias
 
-import msgspec
 import nats.errors
 
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.aio.wire import publish_operation
-from penstock.brokers.nats.catalogue import Consumer
-from penstock.brokers.nats.protocol.headers import status_of
-from penstock.clock import NS
-from penstock.errors import (
-    DeadlineExceededError,
-    PenstockError,
-    SubscriptionNotFoundError,
-    UnavailableError,
+from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.errors import connection_lost, no_answer, odd_status
+from penstock.brokers.nats.protocol.headers import (
+    CONFLICT,
+    NO_MESSAGES,
+    NO_RESPONDERS,
+    TIMED_OUT,
+    status_of,
 )
-
-Raw: TypeAlias = tuple[bytes, bytes, bytes, bytes]
-"""Subject, reply, header block and payload of a message."""
-
-_NO_RESPONDERS, _NO_MESSAGES, _TIMED_OUT, _CONFLICT = 503, 404, 408, 409
+from penstock.brokers.nats.protocol.records import Raw
+from penstock.brokers.nats.protocol.requests import (
+    encode_request,
+    next_message,
+    publish_operation,
+)
+from penstock.clock import NS
+from penstock.errors import PenstockError, SubscriptionNotFoundError, UnavailableError
 
 
 class Inbox:
@@ -128,7 +128,7 @@ class Pulling:
 
     async def read(self, subject: str, request: object, count: int) -> tuple[list[Raw], int]:
         """Ask for up to `count` messages that end with a status; returns both."""
-        body = msgspec.json.encode(request)
+        body = encode_request(request)
         async with self._inbox() as inbox:
             await self._request(inbox, [(subject.encode(), body)], expected=count + 1)
             return inbox.messages, inbox.status[0]
@@ -143,12 +143,12 @@ class Pulling:
             request["no_wait"] = True
         if max_bytes:
             request["max_bytes"] = max_bytes
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}".encode()
-        body = msgspec.json.encode(request)
+        subject = next_message(consumer.stream, consumer.name).encode()
+        body = encode_request(request)
         await self._request(inbox, [(subject, body)], expected=batch, wait=wait)
         code, text = inbox.status
-        if not inbox.messages and code not in (0, _NO_MESSAGES, _TIMED_OUT):
-            if code == _CONFLICT and "MaxBytes" in text:
+        if not inbox.messages and code not in (0, NO_MESSAGES, TIMED_OUT):
+            if code == CONFLICT and "MaxBytes" in text:
                 # A message larger than the room asked for: it must get through some time.
                 return await self._ask(inbox, consumer, 1, 0, 0)
             raise _failure(consumer, code, text)
@@ -168,10 +168,7 @@ class Pulling:
             async with asyncio.timeout(seconds):
                 await done
         except TimeoutError:
-            raise DeadlineExceededError(
-                f"The NATS server did not answer within {seconds:g} s; check the connection and "
-                "this user's permissions"
-            ) from None
+            raise no_answer(seconds) from None
 
     @asynccontextmanager
     async def _inbox(self) -> AsyncIterator[Inbox]:
@@ -220,7 +217,7 @@ class Pulling:
         task.add_done_callback(self._background.discard)
 
     def _on_loss(self) -> None:
-        error = UnavailableError("The connection to the NATS server was lost")
+        error = connection_lost()
         for inbox in list(self._busy):
             inbox.fail(error)
 
@@ -233,8 +230,8 @@ async def _quietly(work: Awaitable[None]) -> None:
 
 def _failure(consumer: Consumer, code: int, text: str) -> PenstockError:
     name = consumer.config.name
-    if code == _NO_RESPONDERS or "Consumer Deleted" in text or "Stream Deleted" in text:
+    if code == NO_RESPONDERS or "Consumer Deleted" in text or "Stream Deleted" in text:
         return SubscriptionNotFoundError(
             name, f"it or its topic {consumer.config.topic!r} was deleted; create it again"
         )
-    return UnavailableError(f"Subscription {name!r}: the NATS server answered {code} {text}")
+    return odd_status(f"Subscription {name!r}", code, text)

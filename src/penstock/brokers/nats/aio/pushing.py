@@ -10,9 +10,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from penstock.brokers.nats.aio.pulling import Pulling, Raw
+from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.aio.wire import Wire
-from penstock.brokers.nats.catalogue import Consumer
+from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.records import Raw
 
 
 class PushInbox:

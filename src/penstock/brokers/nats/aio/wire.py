@@ -6,7 +6,8 @@ none of these, and the server can take several times that rate. So the parser of
 connection is replaced by one that hands messages of our own subscriptions straight to a function
 and leaves everything else to nats-py, and our writes go to its transport in one piece per batch.
 
-This is the only place that knows nats-py's insides; `check_compatible` says so when they change.
+This is the only place that knows nats-py's insides; everywhere else it is used as its documentation
+says. `check_compatible` tells when the insides are others.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import nats.aio.client
 import nats.errors
+from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
+from penstock.brokers.nats.protocol.errors import connection_lost
 from penstock.errors import InternalError, UnavailableError
 
 if TYPE_CHECKING:
@@ -28,8 +31,8 @@ if TYPE_CHECKING:
 Sink: TypeAlias = Callable[[bytes, bytes, bytes, bytes], None]
 """Called with subject, reply, header block and payload; empty where there is none."""
 
-BulkSink: TypeAlias = Callable[[list[tuple[bytes, ...]]], None]
-"""Called with the groups of each message of a run."""
+RunSink: TypeAlias = Callable[[list[tuple[bytes, ...]]], None]
+"""Called with a run of messages that look alike: the groups of the pattern, for each."""
 
 # Bytes that are written before waiting for the socket to take them.
 WRITE_CHUNK = 512 * 1024
@@ -40,15 +43,20 @@ _KNOWN_ERRORS = ("stale connection", "authorization violation", "permissions vio
 def check_compatible() -> None:
     """Fail early and clearly if this version of nats-py is not built as we expect."""
     client = nats.aio.client.Client()
-    for name in (
-        *("_ps", "_transport", "_process_msg", "_process_ping", "_process_pong"),
-        *("_process_op_err", "_remove_sub"),
+    subscription = Subscription(client)
+    for part, names in (
+        (client, ("options", "_ps", "_transport", "_process_msg", "_process_ping")),
+        (client, ("_process_pong", "_process_op_err", "_remove_sub")),
+        (subscription, ("_id", "_stop_processing")),
+        (Parser, ("parse", "reset")),
     ):
-        if not hasattr(client, name):
-            raise InternalError(
-                f"This version of nats-py has no Client.{name}; install the version that "
-                "penstock[nats] asks for"
-            )
+        for name in names:
+            if not hasattr(part, name):
+                kind = part if isinstance(part, type) else type(part)
+                raise InternalError(
+                    f"This version of nats-py has no {kind.__name__}.{name}; install the version "
+                    "that penstock[nats] asks for"
+                )
 
 
 class LeanParser(Parser):
@@ -59,7 +67,7 @@ class LeanParser(Parser):
 
     def __init__(self, client: nats.aio.client.Client, sinks: dict[bytes, Sink]) -> None:
         self._sinks = sinks
-        self.bulk: tuple[re.Pattern[bytes], BulkSink] | None = None
+        self.alike: tuple[re.Pattern[bytes], RunSink] | None = None
         self.on_reset: Callable[[], None] = lambda: None
         super().__init__(client)
 
@@ -88,7 +96,7 @@ class LeanParser(Parser):
         """Handle every complete operation; returns where the first incomplete one begins."""
         at, size, sinks, find = 0, len(data), self._sinks, data.find
         self._missing = 0
-        match, take = (self.bulk[0].match, self.bulk[1]) if self.bulk else (None, None)
+        match, take = (self.alike[0].match, self.alike[1]) if self.alike else (None, None)
         while at < size:
             if match is not None and take is not None:
                 found = match(data, at)
@@ -155,7 +163,7 @@ class Wire:
         self._parser.on_reset = self._on_reset
         client._ps = self._parser
 
-    async def subscribe_bulk(self, subject: str, rest: bytes, sink: BulkSink, other: Sink) -> None:
+    async def subscribe_runs(self, subject: str, rest: bytes, sink: RunSink, other: Sink) -> None:
         """Like `subscribe` for answers that come by the thousand and all look alike.
 
         Messages without headers on `subject`, whose last token and payload match `rest`, go to
@@ -164,7 +172,7 @@ class Wire:
         await self.subscribe(f"{subject}.>", other)
         sid = next(sid for sid, known in self._sinks.items() if known is other)
         pattern = rb"MSG %b\.%b" % (re.escape(subject.encode()), rest % sid)
-        self._parser.bulk = (re.compile(pattern), sink)
+        self._parser.alike = (re.compile(pattern), sink)
 
     @property
     def max_payload(self) -> int:
@@ -181,6 +189,11 @@ class Wire:
                 if not self._client.is_closed
                 else "The connection to the NATS server is closed"
             )
+
+    def reconnect_for_ever(self) -> None:
+        """nats-py is told once, when it connects; this is for those who were connected."""
+        self._client.options["allow_reconnect"] = True
+        self._client.options["max_reconnect_attempts"] = -1
 
     def abort(self) -> None:
         """Drop the connection without waiting for a peer that may never read again."""
@@ -205,7 +218,7 @@ class Wire:
         try:
             await self._client.flush()
         except (nats.errors.Error, TimeoutError) as error:
-            raise UnavailableError(f"Lost the connection to the NATS server: {error}") from error
+            raise connection_lost(error) from error
 
         async def unsubscribe() -> None:
             if self._client.is_connected:
@@ -249,9 +262,7 @@ class Wire:
             transport.write(b"".join(pending))
             await transport.drain()  # type: ignore[no-untyped-call]
         except (OSError, RuntimeError) as error:
-            raise UnavailableError(
-                f"The connection to the NATS server was lost: {error}"
-            ) from error
+            raise connection_lost(error) from error
 
     def on_loss(self, act: Callable[[], None]) -> None:
         """Call `act` when the connection is lost."""
@@ -265,20 +276,3 @@ class Wire:
 
 async def _ignore(_message: Any) -> None:
     """Only there because nats-py wants somebody to call; the parser never gets that far."""
-
-
-def publish_operation(subject: bytes, reply: bytes, header: bytes, payload: bytes) -> bytes:
-    """PUB or HPUB, complete. `header` is a whole block or empty; `reply` may be empty."""
-    space = b" " if reply else b""
-    if not header:
-        return b"PUB %b %b%b%d\r\n%b\r\n" % (subject, reply, space, len(payload), payload)
-    size = len(header)
-    return b"HPUB %b %b%b%d %d\r\n%b%b\r\n" % (
-        subject,
-        reply,
-        space,
-        size,
-        size + len(payload),
-        header,
-        payload,
-    )

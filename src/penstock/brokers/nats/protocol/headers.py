@@ -1,4 +1,4 @@
-"""Drafts and records as JetStream sees them: subjects, headers, reply subjects."""
+"""Names, subjects and header blocks as JetStream writes them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
-from msgspec import Struct
-
 from penstock.errors import InvalidArgumentError
-from penstock.message import Draft, Record
+from penstock.message import Draft
 
 ORDERING_KEY = "Penstock-Ordering-Key"
+MESSAGE_ID = "Nats-Msg-Id"
 HEADER_BLOCK = b"NATS/1.0\r\n"
-_ONLY_ID = b"NATS/1.0\r\nNats-Msg-Id: "
+ONLY_ID = b"NATS/1.0\r\nNats-Msg-Id: "
 # What RFC 9110 calls a token, but for % which escapes.
 _TOKEN = re.compile(r"[!#$&'*+\-.^_`|~0-9A-Za-z]+")
 _SAFE = "!#$&'*+-.^_`|~"
+# How the server ends an answer, or says that there is none.
+END_OF_BATCH, NO_MESSAGES, TIMED_OUT, CONFLICT, NO_RESPONDERS = 204, 404, 408, 409, 503
 _SUBJECT = re.compile(r"[^\s.*>\x00-\x1f\x7f]+(\.[^\s.*>\x00-\x1f\x7f]+)*")
 
 
@@ -64,7 +65,7 @@ def encode_header(draft: Draft) -> bytes:
         and draft.expect is None
         and draft.ttl is None
     ):
-        return b"%b%b\r\n\r\n" % (_ONLY_ID, draft.message_id.encode())
+        return b"%b%b\r\n\r\n" % (ONLY_ID, draft.message_id.encode())
     lines = [b"%b: %b\r\n" % (_header_name(k), v.encode()) for k, v in draft.attributes.items()]
     if draft.message_id is not None:
         lines.append(b"Nats-Msg-Id: %b\r\n" % draft.message_id.encode())
@@ -112,50 +113,3 @@ def attributes_of(headers: Mapping[str, str]) -> dict[str, str]:
         for name, value in headers.items()
         if not name.lower().startswith(("nats-", "penstock-"))
     }
-
-
-class Lent(Struct, frozen=True, gc=False):
-    """What an ack subject says of a delivery. Both of its forms are read."""
-
-    stream: str
-    consumer: str
-    delivered: int
-    sequence: int
-    published_ns: int
-
-
-def parse_ack_subject(reply: bytes) -> Lent:
-    """`$JS.ACK.<stream>.<consumer>.…` or `$JS.ACK.<domain>.<account>.<stream>.<consumer>.…`"""
-    tokens = reply.split(b".")
-    at = 2 if len(tokens) == 9 else 4
-    return Lent(
-        tokens[at].decode(),
-        tokens[at + 1].decode(),
-        int(tokens[at + 2]),
-        int(tokens[at + 3]),
-        int(tokens[at + 5]),
-    )
-
-
-def record_of(
-    topic: str, subject: bytes, block: bytes, payload: bytes, sequence: int, published_ns: int
-) -> Record:
-    """A stored message; `subject` as the server sent it."""
-    if not block:
-        return Record(
-            sequence, f"{topic}-{sequence}", payload, {}, None, subject.decode(), published_ns
-        )
-    if block.startswith(_ONLY_ID) and block.count(b"\r\n") == 3:
-        # By far the most common: a message id and nothing else.
-        message_id = block[len(_ONLY_ID) : -4].decode(errors="replace")
-        return Record(sequence, message_id, payload, {}, None, subject.decode(), published_ns)
-    headers = decode_header(block)
-    return Record(
-        sequence,
-        headers.get("Nats-Msg-Id") or f"{topic}-{sequence}",
-        payload,
-        attributes_of(headers),
-        headers.get(ORDERING_KEY),
-        subject.decode(),
-        published_ns,
-    )

@@ -8,17 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from penstock.config import check_name
+from penstock.connect import broker_kind
 from penstock.errors import InvalidArgumentError
 from penstock.rules.filters import parse_filter
 from penstock.spark.source.offsets import EARLIEST, LATEST, Position
 
 T = TypeVar("T")
-
-LOG_SCHEMES = ("nats", "tls", "local")
-"""Brokers whose topics are read by sequence; all others are read through a spool."""
 
 # Spark's own, which it hands over with ours.
 _SPARK = ("checkpointlocation", "queryname", "outputmode")
@@ -54,7 +51,7 @@ class SourceOptions:
     def of(cls, given: Mapping[str, str]) -> SourceOptions:
         options = _Options(given)
         url = options.url()
-        mode = options.take("mode", _one_of("log", "queue"), _natural_mode(url))
+        mode = options.take("mode", _one_of("log", "queue"), "log" if _has_ranges(url) else "queue")
         found = cls(
             url=url,
             mode=mode,
@@ -133,8 +130,11 @@ class SinkOptions:
             raise InvalidArgumentError(
                 "fence=true guards one topic: set option 'topic', and leave out column 'topic'"
             )
-        if found.fence and urlsplit(found.url).scheme not in LOG_SCHEMES:
-            raise InvalidArgumentError("fence=true needs JetStream: nats://, tls:// or local://")
+        if found.fence and not _has_ranges(found.url):
+            raise InvalidArgumentError(
+                "fence=true looks through the topic for what is stored, and this broker keeps no "
+                "log; leave it out, or use nats://, tls:// or local://"
+            )
         return found
 
 
@@ -157,21 +157,14 @@ class _Options:
 
     def url(self) -> str:
         url = self.take("url", str, "")
-        scheme = urlsplit(url).scheme
-        if not scheme:
+        if not url:
             raise InvalidArgumentError(
                 "Set option 'url' to the broker: nats://HOST, tls://HOST or local:///DIR"
             )
-        if scheme == "memory":
-            raise InvalidArgumentError(
-                "memory:// lives in one process and Spark runs in several; use local:///DIR, "
-                "which starts a server by itself, or nats://HOST"
-            )
-        if scheme == "local" and not url.partition("://")[2].startswith(("/", "~")):
-            raise InvalidArgumentError(
-                "Spark's processes work in different folders: give local:// an absolute path, as "
-                "in local:///var/data"
-            )
+        try:
+            broker_kind(url).check_shared(url)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"Option 'url', for Spark's processes: {error}") from None
         return url
 
     def none_left(self) -> None:
@@ -187,8 +180,9 @@ class _Options:
             )
 
 
-def _natural_mode(url: str) -> str:
-    return "log" if urlsplit(url).scheme in LOG_SCHEMES else "queue"
+def _has_ranges(url: str) -> bool:
+    """Topics are read by sequence where the broker offers it; elsewhere through a spool."""
+    return broker_kind(url).ranges is not None
 
 
 def _topics(options: _Options) -> tuple[str, ...]:

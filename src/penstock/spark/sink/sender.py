@@ -12,8 +12,9 @@ from penstock.broker import Broker
 from penstock.connect import connect
 from penstock.errors import PenstockError
 from penstock.message import Draft, PublishFault, Receipt
+from penstock.retrying import Failures, Persistence, retry
 from penstock.rules.backoff import Backoff
-from penstock.spark.source.options import SinkOptions
+from penstock.spark.options import SinkOptions
 
 _BACKOFF = Backoff(initial=0.1, maximum=2.0)
 _FLYING = 8
@@ -21,20 +22,14 @@ _FLYING = 8
 
 async def connected(options: SinkOptions) -> Broker:
     """The broker, waited for: a task may begin while the server is being restarted."""
-    until = time.monotonic() + options.server_timeout
-    attempts = 0
-    while True:
-        try:
-            return await connect(options.url)
-        except PenstockError as error:
-            attempts += 1
-            pause = _BACKOFF.delay(attempts)
-            if not error.retryable or time.monotonic() + pause > until:
-                raise
-            await asyncio.sleep(pause)
+    return await retry(lambda: connect(options.url), _persistence(options))
 
 
-class Sending:
+def _persistence(options: SinkOptions) -> Persistence:
+    return Persistence(backoff=_BACKOFF, within=options.server_timeout)
+
+
+class Sender:
     """Several calls are under way at a time, on one connection, in order.
 
     When it breaks, what the server stored is the beginning of what was sent. So everything that
@@ -43,7 +38,7 @@ class Sending:
 
     def __init__(self, broker: Broker, options: SinkOptions) -> None:
         self._broker = broker
-        self._patience = options.server_timeout
+        self._persistence = _persistence(options)
         self._flying: deque[
             tuple[list[tuple[str, Draft]], asyncio.Task[list[PenstockError | None]]]
         ]
@@ -68,13 +63,12 @@ class Sending:
             return
         while self._flying:
             failed += await self._failed()
-        until = time.monotonic() + self._patience
-        attempts = 0
+        failures = Failures(self._persistence)
         while failed:
-            attempts += 1
-            pause = _BACKOFF.delay(attempts)
-            if time.monotonic() + pause > until:
-                raise failed[0][1]
+            error = failed[0][1]
+            pause = failures.pause_after(error, time.monotonic())
+            if pause is None:
+                raise error
             await asyncio.sleep(pause)
             drafts = [draft for draft, _ in failed]
             failed = _faults(drafts, await self._call(drafts))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -16,10 +14,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock.columns import Columns
 from penstock.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from penstock.brokers.nats.sync.ranges import Columns
 
 _TEXTS = MapType(StringType(), StringType(), valueContainsNull=False)
 
@@ -68,18 +64,12 @@ def to_batch(schema: pa.Schema, topic: str, columns: Columns) -> pa.RecordBatch:
         "ordering_key": pa.array([keys.get(row) for row in range(count)], pa.string())
         if keys
         else pa.nulls(count, pa.string()),
-        "attributes": _texts(
-            {row: columns.attributes(row) for row in columns.headers},
-            count,
-            schema.field("attributes").type,
-        ),
+        "attributes": _texts(columns.attributes, count, schema.field("attributes").type),
         "data": pa.array(columns.data, pa.binary()),
-        "publish_time": pa.array(columns.published, pa.timestamp("us", tz="UTC")),
+        "publish_time": pa.array(columns.published_us, pa.timestamp("us", tz="UTC")),
     }
     if "headers" in schema.names:
-        arrays["headers"] = _texts(
-            _all_headers(topic, columns), count, schema.field("headers").type
-        )
+        arrays["headers"] = _texts(columns.headers, count, schema.field("headers").type)
     return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
 
 
@@ -111,13 +101,3 @@ def _texts(by_row: dict[int, dict[str, str]], count: int, kind: pa.DataType) -> 
         pa.array(offsets, pa.int32()), pa.array(keys, pa.string()), pa.array(values, pa.string()),
         type=kind,
     )  # fmt: skip
-
-
-def _all_headers(topic: str, columns: Columns) -> dict[int, dict[str, str]]:
-    """Messages with an id alone are read without looking at it as a header."""
-    found = dict(columns.headers)
-    for row, given in enumerate(columns.ids):
-        name = given.decode(errors="replace")
-        if row not in found and name != f"{topic}-{columns.sequences[row]}":
-            found[row] = {"Nats-Msg-Id": name}
-    return found

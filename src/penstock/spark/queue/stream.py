@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -18,14 +18,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.connect import connect
+from penstock.broker import Hold
+from penstock.connect import connect, hold_server
 from penstock.errors import DataLossError
-from penstock.spark.queue.filling import Filling
+from penstock.spark.loss import report_loss
+from penstock.spark.options import SourceOptions
 from penstock.spark.queue.spool import Spool, segment_path
-from penstock.spark.session.keeper import Keeper
-from penstock.spark.source.options import SourceOptions
-from penstock.spark.source.reader import report_loss
-from penstock.spark.source.schema import arrow_schema
+from penstock.spark.queue.spooler import Spooler
+from penstock.spark.schema import arrow_schema
 
 _IDLE = 0.1
 
@@ -38,8 +38,12 @@ class Segments(InputPartition):
     last: int
 
 
-async def check_queue(options: SourceOptions) -> None:
+def check_queue(options: SourceOptions) -> None:
     """Raise whatever keeps this subscription from being read."""
+    asyncio.run(_check_queue(options))
+
+
+async def _check_queue(options: SourceOptions) -> None:
     broker = await connect(options.url)
     try:
         await broker.admin.describe_subscription(options.subscription)
@@ -54,24 +58,23 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._spool: Spool | None = None
-        self._filling: Filling | None = None
-        self._keeper: Keeper | None = None
+        self._spooler: Spooler | None = None
+        self._hold: Hold | None = None
         self._target: int | None = None
 
     def _opened(self) -> Spool:
         if self._spool is None:
-            address = urlsplit(self._options.url)
-            if address.scheme == "local":
-                self._keeper = Keeper(Path(self._options.url.partition("://")[2]).expanduser())
+            # Spark kills this process when the query ends.
+            self._hold = hold_server(self._options.url)
             self._spool = Spool(Path(self._options.spool), arrow_schema(self._schema))
         return self._spool
 
-    def _running(self) -> Filling:
+    def _spooling(self) -> Spooler:
         spool = self._opened()
-        if self._filling is None:
-            self._filling = Filling(spool, self._options)
-        self._filling.check()
-        return self._filling
+        if self._spooler is None:
+            self._spooler = Spooler(spool, self._options)
+        self._spooler.check()
+        return self._spooler
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return {"segment": self._opened().first}
@@ -86,7 +89,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_start(spool, begin)
         spool.forget(begin)
         spool.begin_at(begin)
-        self._running()
+        self._spooling()
         if self._target is None:
             spool.wait(begin, _IDLE)
         end = spool.next if self._target is None else max(self._target, begin)
@@ -109,7 +112,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._running().drain()
+        self._spooling().drain()
         self._target = self._opened().next
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
@@ -133,15 +136,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_segments(self._options, partition)
 
     def stop(self) -> None:
-        for part in (self._filling, self._spool, self._keeper):
-            if isinstance(part, Filling):
-                part.stop()
-            elif part is not None:
+        for part in (self._spooler, self._spool, self._hold):
+            if part is not None:
                 part.close()
-        self._filling = self._spool = self._keeper = None
+        self._spooler = self._spool = self._hold = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_spool": None, "_filling": None, "_keeper": None}
+        return {**self.__dict__, "_spool": None, "_spooler": None, "_hold": None}
 
 
 def read_segments(options: SourceOptions, part: Segments) -> Iterator[pa.RecordBatch]:

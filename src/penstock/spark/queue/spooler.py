@@ -1,4 +1,4 @@
-"""Filling a spool from a subscription, in a thread of its own with a loop of its own."""
+"""From a subscription to a spool, in a thread of its own with a loop of its own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from penstock.clock import NS
 from penstock.connect import connect
 from penstock.errors import PenstockError
 from penstock.message import Delivery, Settlement, Verb
+from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff
+from penstock.spark.options import SourceOptions
 from penstock.spark.queue.spool import Spool
-from penstock.spark.source.options import SourceOptions
 
 _log = logging.getLogger("penstock")
 _BACKOFF = Backoff(initial=0.1, maximum=2.0)
@@ -24,8 +25,8 @@ _EMPTY = 0.5
 _FULL = 0.05
 
 
-class Filling:
-    """Pull, spool, sync, ack; until stopped. A failure that does not pass is kept for `check`."""
+class Spooler:
+    """Pull, spool, sync, ack; until closed. A failure that does not pass is kept for `check`."""
 
     def __init__(self, spool: Spool, options: SourceOptions) -> None:
         self._spool = spool
@@ -47,35 +48,34 @@ class Filling:
         if self._error is not None:
             raise self._error
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._stopping.set()
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._fill())
+            asyncio.run(self._spool_all())
         except BaseException as error:
             self._error = error
 
-    async def _fill(self) -> None:
-        failures, since = 0, time.monotonic()
+    async def _spool_all(self) -> None:
+        within = self._options.server_timeout
+        failures = Failures(Persistence(backoff=_BACKOFF, within=within))
         while not self._finished:
             try:
                 broker = await connect(self._options.url)
                 try:
                     status = await broker.admin.describe_subscription(self._options.subscription)
-                    failures = 0
+                    failures.clear()
                     await self._pump(broker, status.config.topic)
                 finally:
                     await broker.aclose()
             except PenstockError as error:
-                failures += 1
-                since = since if failures > 1 else time.monotonic()
-                waited = time.monotonic() - since
-                if not error.retryable or waited > self._options.server_timeout:
+                pause = failures.pause_after(error, time.monotonic())
+                if pause is None:
                     raise
                 _log.warning("Spooling from %s: %s", self._options.subscription, error)
-                await asyncio.sleep(_BACKOFF.delay(failures))
+                await asyncio.sleep(pause)
 
     @property
     def _finished(self) -> bool:

@@ -1,7 +1,8 @@
-"""Keeps the server of `local://DIR` running for as long as another process lives.
+"""Holds the server of `local://DIR` for a process that may be killed.
 
 Spark ends the process of a stream reader with SIGKILL, which leaves no time to let go of a server.
-A keeper notices, because its standard input ends, and lets go in its place.
+So another process uses the server in its place. It notices the end, because its standard input
+ends, and leaves as the last user should.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ from penstock.errors import UnavailableError
 _BYE = b"bye"
 
 
-class Keeper:
-    """Start one with `keep`; closing it, or dying, ends it."""
+class HoldableServer(LocalServer):
+    """The server of a folder, for who operates it."""
+
+    def hold(self) -> ServerHold:
+        return ServerHold(self.directory)
+
+
+class ServerHold:
+    """The server runs until this is closed, or its process has ended."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "penstock.spark.session.keeper", str(folder)],
+            [sys.executable, "-m", __name__, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -38,7 +46,7 @@ class Keeper:
             raise UnavailableError(f"The local server in {folder} did not start; see its log")
 
     def close(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # It may have ended, or been closed.
             assert self._process.stdin is not None  # noqa: S101
             with self._process.stdin as pipe:
                 pipe.write(_BYE)

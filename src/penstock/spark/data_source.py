@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from penstock.spark.source.options import SourceOptions
+    from penstock.spark.options import SourceOptions
 
 
 class PenstockDataSource(DataSource):
@@ -27,27 +27,23 @@ class PenstockDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Asked for by `load()`: the place to say what is wrong, before anything starts."""
-        import asyncio
-
-        from penstock.spark.queue.queue import check_queue
-        from penstock.spark.source.planner import Planner
-        from penstock.spark.source.schema import source_schema
+        from penstock.spark.schema import source_schema
 
         options = self._source_options()
         if options.mode == "queue":
-            asyncio.run(check_queue(options))
+            from penstock.spark.queue.stream import check_queue
+
+            check_queue(options)
         else:
-            planner = Planner(options)
-            try:
-                planner.check()
-            finally:
-                planner.close()
+            from penstock.spark.source.stream import check_log
+
+            check_log(options)
         return source_schema(headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.errors import InvalidArgumentError
+        from penstock.spark.schema import check_schema
         from penstock.spark.source.batch import LogReader
-        from penstock.spark.source.schema import check_schema
 
         options = self._source_options()
         if options.mode != "log":
@@ -58,8 +54,8 @@ class PenstockDataSource(DataSource):
         return LogReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        from penstock.spark.queue.queue import QueueStreamReader
-        from penstock.spark.source.schema import check_schema
+        from penstock.spark.queue.stream import QueueStreamReader
+        from penstock.spark.schema import check_schema
         from penstock.spark.source.stream import LogStreamReader
 
         options = self._source_options()
@@ -70,8 +66,8 @@ class PenstockDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.errors import InvalidArgumentError
+        from penstock.spark.options import SinkOptions
         from penstock.spark.sink.writer import TopicWriter
-        from penstock.spark.source.options import SinkOptions
 
         if overwrite:
             raise InvalidArgumentError("A topic is only ever added to: use mode('append')")
@@ -82,12 +78,12 @@ class PenstockDataSource(DataSource):
         schema: StructType,
         overwrite: bool,  # noqa: ARG002
     ) -> DataSourceStreamWriter:
+        from penstock.spark.options import SinkOptions
         from penstock.spark.sink.writer import TopicStreamWriter
-        from penstock.spark.source.options import SinkOptions
 
         return TopicStreamWriter(SinkOptions.of(self.options), schema)
 
     def _source_options(self) -> SourceOptions:
-        from penstock.spark.source.options import SourceOptions
+        from penstock.spark.options import SourceOptions
 
         return SourceOptions.of(self.options)
