@@ -37,10 +37,10 @@ class Failures:
     after a success. Pure: time comes in as an argument.
     """
 
-    __slots__ = ("_persistence", "_since", "count")
+    __slots__ = ("_since", "count", "persistence")
 
     def __init__(self, persistence: Persistence) -> None:
-        self._persistence = persistence
+        self.persistence = persistence
         self._since = 0.0
         self.count = 0
 
@@ -51,7 +51,7 @@ class Failures:
         self, error: Exception, now: float, chance: Callable[[], float] = random.random
     ) -> float | None:
         """Seconds until the next try; None: give up."""
-        persistence = self._persistence
+        persistence = self.persistence
         if self.count == 0:
             self._since = now
         self.count += 1
