@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from penstock.broker import Broker, TopicStatus
 from penstock.clock import Clock
@@ -15,6 +15,7 @@ from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
 from penstock.message import Draft, PublishFault
 from penstock.subscribing import MessageStream, Subscription
 from penstock.subscribing.events import Events
+from penstock.subscribing.options import SubscriptionOptions
 
 
 class PubSub:
@@ -66,7 +67,9 @@ class PubSub:
         self._check_open()
         return Topic(self, name)
 
-    def subscription(self, name: str, *, topic: str | None = None, **options: Any) -> Subscription:
+    def subscription(
+        self, name: str, *, topic: str | None = None, **options: Unpack[SubscriptionOptions]
+    ) -> Subscription:
         """A handle; `topic` is needed only to create it. Options: see `Subscription`."""
         self._check_open()
         if topic is not None:
@@ -182,7 +185,7 @@ class Topic:
     async def describe(self) -> TopicStatus:
         return await (await self._pubsub.broker()).admin.describe_topic(self._name)
 
-    def subscription(self, name: str, **options: Any) -> Subscription:
+    def subscription(self, name: str, **options: Unpack[SubscriptionOptions]) -> Subscription:
         """A handle on a subscription of this topic. Options: see `Subscription`."""
         return self._pubsub.subscription(name, topic=self._name, **options)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextvars import copy_context
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, TypeVar, Unpack
 
 from penstock.broker import Broker
-from penstock.errors import ClosedError, InvalidArgumentError
+from penstock.errors import ClosedError
 from penstock.message import Message
 from penstock.retrying import Failures, Persistence
 from penstock.subscribing.closing import CloseReport, Closing
 from penstock.subscribing.deliveries import Deliveries
-from penstock.subscribing.options import SubscriberOptions
+from penstock.subscribing.options import StreamOptions, SubscriberOptions, check_options
 from penstock.subscribing.source import Source
 
 T = TypeVar("T")
@@ -121,12 +121,13 @@ class MessageStream:
         self.deliveries.resume()
         self._adjust_pullers()
 
-    def set_options(self, options: SubscriberOptions | None = None, **changes: Any) -> None:
+    def set_options(
+        self, options: SubscriberOptions | None = None, **changes: Unpack[StreamOptions]
+    ) -> None:
         """Replace all options, or some by keyword. Messages in flight are not disturbed."""
-        try:
-            self._options = replace(options or self._options, **changes)
-        except TypeError as error:
-            raise InvalidArgumentError(f"Unknown subscriber option: {error}") from None
+        known = {field.name for field in fields(SubscriberOptions)}
+        check_options(f"The stream of subscription {self.source.name!r}", changes, known)
+        self._options = replace(options or self._options, **changes)
         self._failures.persistence = _persistence(self._options)
         self.deliveries.configure(self._options)
         self._adjust_pullers()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import fields, replace
 from datetime import datetime
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from penstock.broker import Broker, SubscriptionStatus
 from penstock.clock import Clock
@@ -21,7 +21,12 @@ from penstock.message import Message
 from penstock.subscribing.closing import CloseReport
 from penstock.subscribing.events import F
 from penstock.subscribing.iteration import Iteration
-from penstock.subscribing.options import SubscriberOptions
+from penstock.subscribing.options import (
+    StreamOptions,
+    SubscriberOptions,
+    SubscriptionOptions,
+    check_options,
+)
 from penstock.subscribing.source import Source
 from penstock.subscribing.stream import MessageStream
 
@@ -47,7 +52,7 @@ class Subscription:
         broker: Callable[[], Awaitable[Broker]],
         clock: Clock,
         running: set[MessageStream],
-        **options: Any,
+        **options: Unpack[SubscriptionOptions],
     ) -> None:
         self._name = check_name("Subscription", name)
         self._topic = topic
@@ -58,6 +63,7 @@ class Subscription:
         self._iteration: Iteration | None = None
         self._options = SubscriberOptions()
         self._config: dict[str, Any] = {}
+        check_options(f"Subscription {name!r}", options, _STREAM_OPTIONS | _BROKER_OPTIONS)
         self._take_options(options)
         # Refuse options the broker would refuse now, not at create().
         SubscriptionConfig(name=name, topic=topic or "unknown", **self._config)
@@ -157,15 +163,16 @@ class Subscription:
     def resume(self) -> None:
         self._opened().resume()
 
-    def set_options(self, **options: Any) -> None:
+    def set_options(self, **options: Unpack[StreamOptions]) -> None:
         """Change options of the stream, also while it is open. What the broker knows of the
         subscription does not change."""
-        unknown = options.keys() - _STREAM_OPTIONS
-        if unknown:
+        fixed = options.keys() & (_BROKER_OPTIONS - _STREAM_OPTIONS)
+        if fixed:
             raise InvalidArgumentError(
-                f"Subscription {self._name!r} cannot set {_list(unknown)}; while it exists only "
-                f"these can change: {_list(_STREAM_OPTIONS)}"
+                f"Subscription {self._name!r} cannot change {', '.join(sorted(fixed))} while it "
+                f"exists, only {', '.join(sorted(_STREAM_OPTIONS))}"
             )
+        check_options(f"Subscription {self._name!r}", options, _STREAM_OPTIONS)
         self._take_options(options)
         if self._stream is not None and self._stream.active:
             self._stream.set_options(self._options)
@@ -213,20 +220,10 @@ class Subscription:
             raise ClosedError(f"Subscription {self._name!r} is not open; call open() first")
         return self._stream
 
-    def _take_options(self, options: dict[str, Any]) -> None:
-        unknown = options.keys() - _STREAM_OPTIONS - _BROKER_OPTIONS
-        if unknown:
-            raise InvalidArgumentError(
-                f"Subscription {self._name!r} has no option {_list(unknown)}; it has "
-                f"{_list(_STREAM_OPTIONS | _BROKER_OPTIONS)}"
-            )
-        given = {name: value for name, value in options.items() if value is not None}
+    def _take_options(self, options: SubscriptionOptions | StreamOptions) -> None:
+        given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
         self._config |= {name: given[name] for name in given.keys() & _BROKER_OPTIONS}
         for name in _NONE_HAS_A_MEANING & options.keys():
-            given[name] = options[name]
+            given.setdefault(name, None)
         for_stream = {name: given[name] for name in given.keys() & _STREAM_OPTIONS}
         self._options = replace(self._options, **for_stream)
-
-
-def _list(names: set[str] | Any) -> str:
-    return ", ".join(sorted(names))
