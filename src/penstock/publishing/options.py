@@ -10,11 +10,8 @@ from typing import Any
 from penstock.config import check_whole
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.publishing.flight import Flight
+from penstock.retrying import Persistence, is_retryable
 from penstock.rules.backoff import Backoff
-
-
-def _is_retryable(error: PenstockError) -> bool:
-    return error.retryable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +28,7 @@ class PublishRetry:
     backoff: float = 0.25
     maximum_backoff: float = 5.0
     deadline: float | None = None
-    retry_on: Callable[[PenstockError], bool] = _is_retryable
+    retry_on: Callable[[PenstockError], bool] = is_retryable
 
     def __post_init__(self) -> None:
         check_whole("attempts", self.attempts, 1)
@@ -47,12 +44,15 @@ class PublishRetry:
         chance: Callable[[], float] = random.random,
     ) -> float | None:
         """Seconds to wait after `attempts` attempts and `elapsed` seconds; None: give up."""
-        if attempts >= self.attempts or not self.retry_on(error):
+        if not self.retry_on(error):
             return None
-        backoff = Backoff(initial=self.backoff, maximum=self.maximum_backoff)
-        delay = backoff.delay(attempts, chance)
-        too_late = self.deadline is not None and elapsed + delay > self.deadline
-        return None if too_late else delay
+        persistence = Persistence(
+            backoff=Backoff(initial=self.backoff, maximum=self.maximum_backoff),
+            attempts=self.attempts,
+            within=self.deadline,
+            worth_it=lambda _: True,
+        )
+        return persistence.pause(attempts, elapsed, error, chance)
 
 
 class PublisherListener:
