@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from penstock.broker import Broker, TopicStatus
@@ -12,13 +11,14 @@ from penstock.clock import Clock
 from penstock.config import TopicConfig, check_name
 from penstock.connect import connect
 from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
+from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault
 from penstock.subscribing import MessageStream, Subscription
 from penstock.subscribing.events import Events
 from penstock.subscribing.options import SubscriptionOptions
 
 
-class PubSub:
+class PubSub(AsyncClosing):
     """A client of one broker.
 
     Connects to `url` when first used or entered, or uses the `broker` it is given. Closing it
@@ -49,14 +49,6 @@ class PubSub:
     async def __aenter__(self) -> Self:
         await self.broker()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     @property
     def clock(self) -> Clock:
