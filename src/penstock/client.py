@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from penstock.broker import Broker, TopicStatus
 from penstock.clock import Clock
 from penstock.config import TopicConfig, check_name
 from penstock.connect import connect
 from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
+from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault
-from penstock.subscribing import Subscription
+from penstock.subscribing import MessageStream, Subscription
+from penstock.subscribing.events import Events
+from penstock.subscribing.options import SubscriptionOptions
 
 
-class PubSub:
+class PubSub(AsyncClosing):
     """A client of one broker.
 
     Connects to `url` when first used or entered, or uses the `broker` it is given. Closing it
@@ -40,21 +42,13 @@ class PubSub:
         self._connection = broker
         self._owns_connection = broker is None
         self._connecting = asyncio.Lock()
-        self._opened: set[Subscription] = set()
+        self._streams: set[MessageStream] = set()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
         await self.broker()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     @property
     def clock(self) -> Clock:
@@ -65,7 +59,9 @@ class PubSub:
         self._check_open()
         return Topic(self, name)
 
-    def subscription(self, name: str, *, topic: str | None = None, **options: Any) -> Subscription:
+    def subscription(
+        self, name: str, *, topic: str | None = None, **options: Unpack[SubscriptionOptions]
+    ) -> Subscription:
         """A handle; `topic` is needed only to create it. Options: see `Subscription`."""
         self._check_open()
         if topic is not None:
@@ -75,7 +71,7 @@ class PubSub:
             topic=topic,
             broker=self.broker,
             clock=self._clock,
-            opened=self._opened,
+            running=self._streams,
             **options,
         )
 
@@ -103,29 +99,25 @@ class PubSub:
         `timeout` bounds the wait for handlers, as in `Subscription.close`. Cancelling the caller
         does not stop the closing.
         """
-        caller = asyncio.current_task()
+        streams = list(self._streams)
+        # Here and not in a task of its own: streams notice when one of their handlers calls.
+        endings = [stream.begin_to_stop(timeout) for stream in streams]
         if self._closing is None:
             # Owned by whoever awaits aclose(); shielded, so that it always completes.
-            self._closing = asyncio.get_running_loop().create_task(self._close(caller, timeout))
-        elif timeout is not None:
-            await self._close_subscriptions(caller, timeout)
+            closing = self._close(endings, {stream.source.events for stream in streams})
+            self._closing = asyncio.get_running_loop().create_task(closing)
         await asyncio.shield(self._closing)
 
-    async def _close(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> None:
+    async def _close(self, endings: Sequence[asyncio.Task[Any]], listening: set[Events]) -> None:
         try:
-            await self._close_subscriptions(caller, timeout)
+            await asyncio.gather(*endings)
+            await asyncio.gather(*(events.finish(timeout=5.0) for events in listening))
         finally:
             self._closed = True
             async with self._connecting:
                 connection, self._connection = self._connection, None
             if connection is not None and self._owns_connection:
                 await connection.aclose()
-
-    async def _close_subscriptions(
-        self, caller: asyncio.Task[Any] | None, timeout: float | None
-    ) -> None:
-        opened = list(self._opened)
-        await asyncio.gather(*(handle.close_for(caller, timeout) for handle in opened))
 
     def _check_open(self) -> None:
         if self._closing is not None or self._closed:
@@ -185,7 +177,7 @@ class Topic:
     async def describe(self) -> TopicStatus:
         return await (await self._pubsub.broker()).admin.describe_topic(self._name)
 
-    def subscription(self, name: str, **options: Any) -> Subscription:
+    def subscription(self, name: str, **options: Unpack[SubscriptionOptions]) -> Subscription:
         """A handle on a subscription of this topic. Options: see `Subscription`."""
         return self._pubsub.subscription(name, topic=self._name, **options)
 

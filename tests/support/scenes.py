@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from penstock import PubSub, Subscription, Topic
+from penstock import Message, PubSub, Subscription, Topic
+from penstock.message import Delivery, Record
 from penstock.testing import VirtualClock
 
 
@@ -23,3 +24,17 @@ def now() -> float:
 
 async def publish(topic: Topic, count: int, **options: Any) -> list[str]:
     return [await topic.publish_message(b"%d" % n, **options) for n in range(count)]
+
+
+def loans(*ack_ids: str, key: str | None = None) -> list[Message]:
+    """Messages that nobody delivered; the number in an ack id is the sequence."""
+    return [
+        Message(
+            Delivery(
+                Record(int(ack_id.lstrip("a")), ack_id, b"", {}, key, "orders", 0), ack_id, 1, 10.0
+            ),
+            None,
+            0.0,
+        )
+        for ack_id in ack_ids
+    ]

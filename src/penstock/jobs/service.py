@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.batching import Together
+from penstock.batching import GroupCommit
 from penstock.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -60,8 +60,8 @@ class JobService:
         self._outbox = outbox
         self._topics = topics
         self._on_commit = on_commit
-        self._creating = Together(self._create)
-        self._stepping = Together(self._step)
+        self._creating = GroupCommit(self._create, all_or_none=True)
+        self._stepping = GroupCommit(self._step, all_or_none=True)
 
     async def submit(
         self,

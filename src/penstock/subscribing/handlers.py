@@ -1,14 +1,16 @@
-"""Running async handlers: a pool of tasks that is reused, one context a message."""
+"""Running handlers: plain ones on the spot, async ones on tasks that are reused."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextvars import Context
+from collections.abc import Awaitable, Callable, Collection, Generator
+from contextvars import Context, copy_context
+from inspect import isawaitable
 from typing import Any, cast
 
 from penstock.message import Message
+from penstock.subscribing.source import Handler
 
 # Each worker that finds more work calls up to this many others before it starts, so that a
 # batch of handlers that wait is spread in few turns of the loop, while handlers that never wait
@@ -17,46 +19,55 @@ _CALL_UP = 2
 
 
 class HandlerPool:
-    """Runs awaitables that handlers returned, at most `limit` at a time.
+    """Calls handlers, and runs what async ones return, at most `limit` at a time.
 
     A task a message would cost more than most handlers do, so workers are kept and take one
     message after the other. Each message runs in its own context: what a handler sets in a
     context variable is not seen by the next.
+
+    `on_done` is told when an async handler has ended, and when any has failed. What is no longer
+    `wanted` when its turn comes is not started.
     """
 
     def __init__(
         self,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         *,
-        limit: int,
         wanted: Callable[[Message], bool],
         on_done: Callable[[Message, BaseException | None], None],
     ) -> None:
-        self._spawn = spawn
-        self.limit = limit
+        self.limit = 1
         self._wanted = wanted
         self._on_done = on_done
+        # Handlers must not see what happened to be set where they are called from.
+        self._context = copy_context()
         self._waiting: deque[tuple[Message, Awaitable[Any], Context]] = deque()
         self._running: dict[Message, asyncio.Task[None]] = {}
         self._parked: dict[asyncio.Task[None], asyncio.Future[None]] = {}
         self._starting: set[asyncio.Task[None]] = set()
-        self._workers = 0
+        self._workers: set[asyncio.Task[None]] = set()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def __len__(self) -> int:
+        """Async handlers that have not ended."""
+        return len(self._running) + len(self._waiting)
 
     def is_running(self, message: Message) -> bool:
         return message in self._running
 
-    def running(self) -> dict[Message, asyncio.Task[None]]:
-        """The messages whose handlers run, and the tasks they run on."""
-        return dict(self._running)
+    def message_on(self, task: asyncio.Task[Any] | None) -> Message | None:
+        """The message whose handler runs on this task."""
+        return next((m for m, worker in self._running.items() if worker is task), None)
 
-    def submit(self, message: Message, work: Awaitable[Any], context: Context) -> None:
-        self._waiting.append((message, work, context))
-        if not self._starting:
-            self._call_up()
+    def call(self, handler: Handler, message: Message) -> None:
+        context = self._context.copy()
+        try:
+            work = context.run(handler, message)
+        except (Exception, asyncio.CancelledError) as error:
+            self._on_done(message, error)
+        else:
+            if work is not None and isawaitable(work):
+                self._waiting.append((message, work, context))
+                if not self._starting:
+                    self._call_up()
 
     def take_waiting(self) -> list[Message]:
         """Remove what has not started."""
@@ -67,22 +78,37 @@ class HandlerPool:
             messages.append(message)
         return messages
 
+    async def cancel(self, spared: Collection[Message], grace: float) -> list[Message]:
+        """Cancel the handlers that run, but for those of `spared` messages, and end their tasks.
+        Waits up to `grace` seconds for those that refuse to end. Returns whose were cancelled."""
+        cancelled = [message for message in self._running if message not in spared]
+        kept = {self._running[message] for message in spared if message in self._running}
+        workers = {worker for worker in self._workers - kept if not worker.done()}
+        for worker in workers:
+            worker.cancel()
+        if workers:
+            await asyncio.wait(workers, timeout=grace)
+        return cancelled
+
     def _call_up(self) -> None:
         if self._parked:
             worker, parked = self._parked.popitem()
             if not parked.done():
                 parked.set_result(None)
-        elif self._workers < self.limit:
-            worker = self._spawn(self._work())
+        elif len(self._workers) < self.limit:
+            # Owned here: `cancel` ends every worker and waits for it.
+            worker = asyncio.get_running_loop().create_task(
+                self._work(), context=self._context.copy()
+            )
+            self._workers.add(worker)
             worker.add_done_callback(self._worker_ended)
-            self._workers += 1
         else:
             return
         self._starting.add(worker)
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         """However it ended, also before its first step: what waits must not wait for it."""
-        self._workers -= 1
+        self._workers.discard(worker)
         self._starting.discard(worker)
         self._parked.pop(worker, None)
         if self._waiting and not self._starting:
@@ -92,7 +118,7 @@ class HandlerPool:
         worker = cast("asyncio.Task[None]", asyncio.current_task())
         while True:
             self._starting.discard(worker)
-            while self._waiting and self._workers <= self.limit:
+            while self._waiting and len(self._workers) <= self.limit:
                 message, work, context = self._waiting.popleft()
                 if not self._wanted(message):
                     _discard(work)
@@ -101,7 +127,7 @@ class HandlerPool:
                 for _ in range(min(_CALL_UP, len(self._waiting)) - len(self._starting)):
                     self._call_up()
                 await self._run(worker, message, work, context)
-            if self._workers > self.limit:
+            if len(self._workers) > self.limit:
                 return
             self._parked[worker] = parked = asyncio.get_running_loop().create_future()
             await parked

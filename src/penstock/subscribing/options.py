@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TypedDict
 
-from penstock.config import check_whole
+from penstock.config import DeadLetterPolicy, PushDelivery, RetryPolicy, check_whole
 from penstock.errors import InvalidArgumentError
 from penstock.message import check_ack_deadline
 from penstock.rules.backoff import Backoff
@@ -56,3 +59,37 @@ class SubscriberOptions:
             value = getattr(self, option)
             if not isinstance(value, kind):
                 raise InvalidArgumentError(f"{option} cannot be a {type(value).__name__}")
+
+
+class StreamOptions(TypedDict, total=False):
+    """The fields of `SubscriberOptions`, as keywords."""
+
+    flow_control: FlowControl
+    ack_deadline: float | None
+    message_ordering: bool
+    streaming: Streaming
+    lease_extension: LeaseExtension | None
+    backoff: Backoff
+
+
+class SubscriptionOptions(StreamOptions, total=False):
+    """The same, and the fields of `SubscriptionConfig`, which `create` tells the broker."""
+
+    enable_exactly_once_delivery: bool
+    filter: str
+    dead_letter_policy: DeadLetterPolicy | None
+    retry_policy: RetryPolicy | None
+    retain_acked_messages: bool
+    message_retention: float
+    push: PushDelivery | None
+
+
+def check_options(whose: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that are not known, and say which might have been meant."""
+    unknown = sorted(set(given).difference(known))
+    if unknown:
+        meant = [match for name in unknown for match in get_close_matches(name, known, 1)]
+        hint = f"did you mean {', '.join(meant)}? " if meant else ""
+        raise InvalidArgumentError(
+            f"{whose} has no option {', '.join(unknown)}; {hint}It has {', '.join(sorted(known))}"
+        )

@@ -407,3 +407,16 @@ async def test_unsent_settlements_are_counted_in_the_report():
             message.ack()
         report = await sub.close(timeout=1)
         assert report.unsent == 500
+
+
+async def test_closing_the_client_waits_for_async_listeners_of_close():
+    heard = []
+    async with orders() as (_, sub):
+
+        @sub.on("close")
+        async def later():
+            await asyncio.sleep(1)
+            heard.append(True)
+
+        sub.open()
+    assert heard == [True]

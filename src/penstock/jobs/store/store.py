@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.batching import Together
+from penstock.batching import GroupCommit
 from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from penstock.jobs.model.job import JobStage, ProcessingJob, now
 from penstock.jobs.pipeline.stage import Done, Text
@@ -49,9 +49,9 @@ class ProcessingJobStore:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._reads = Together(self._get_many)
-        self._steps = Together(self._take_in_a_transaction)
-        self._begins = Together(self._begin_each)
+        self._reads = GroupCommit(self._get_many, all_or_none=True)
+        self._steps = GroupCommit(self._take_in_a_transaction, all_or_none=True)
+        self._begins = GroupCommit(self._begin_each, all_or_none=True)
 
     async def __aenter__(self) -> Self:
         await self.database.create_tables(metadata)

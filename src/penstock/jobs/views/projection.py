@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
-from penstock.batching import Together
+from penstock.batching import GroupCommit
 from penstock.broker import Log
 from penstock.errors import AlreadyExistsError, PenstockError
 from penstock.jobs.messaging.client import PubSubClient, Subscriber
@@ -59,7 +59,7 @@ class Projection:
         self._caught_up = asyncio.get_running_loop().time()
         self._following: asyncio.Task[None] | None = None
         self._subscriber: Subscriber[JobEvent] | None = None
-        self._taking = Together(self._take_all)
+        self._taking = GroupCommit(self._take_all, all_or_none=True)
 
     async def __aenter__(self) -> Self:
         log = (await self._client.pubsub.broker()).log

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from penstock.batching import GroupCommit
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.protocol.errors import denied
@@ -286,18 +287,24 @@ class Publishing:
 
 
 class _Committer:
-    """Group commit for one topic: what waits while the wire is busy goes out together.
+    """Group commit for one topic: what waits while the server syncs goes out together.
 
-    A lone message goes at once. A batch that the server refuses, because one of its ids is a
-    duplicate or one of its expectations fails, is sent again message by message. Sending is a
-    task of its own, so that a caller who is cancelled takes nobody along.
+    A batch that the server refuses, because one of its ids is a duplicate or one of its
+    expectations fails, is sent again message by message.
     """
 
     def __init__(self, publishing: Publishing, topic: str) -> None:
         self._publishing = publishing
         self._topic = topic
-        self._waiting: list[_Entry] = []
-        self._sending: asyncio.Task[None] | None = None
+        # The few turns of the loop that publishers need to come with more cost nothing beside a
+        # sync to disk, and double what goes together.
+        self._commits: GroupCommit[_Entry, None] = GroupCommit(
+            self._commit,
+            most=_BATCH_MESSAGES,
+            most_bytes=_BATCH_BYTES,
+            measure=lambda entry: (len(entry.operations), entry.size),
+            quiet_turns=_QUIET_TURNS,
+        )
 
     async def commit(
         self,
@@ -305,61 +312,13 @@ class _Committer:
         operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
     ) -> None:
-        entries = [
+        parts = [
             _Entry(drafts, operations[at : at + _BATCH_MESSAGES], answers)
             for at in range(0, len(operations), _BATCH_MESSAGES)
         ]
-        self._waiting += entries
-        if self._sending is None:
-            # Owned here; it ends when nothing waits.
-            self._sending = asyncio.get_running_loop().create_task(self._run())
-        try:
-            for entry in entries:
-                await asyncio.shield(entry.done)
-        finally:
-            # Cancelled before it was sent: it need not be.
-            self._waiting = [waits for waits in self._waiting if waits not in entries]
+        await asyncio.gather(*map(self._commits.ask, parts))
 
-    async def _run(self) -> None:
-        try:
-            while self._waiting:
-                batch = self._take()
-                try:
-                    await self._send(batch)
-                finally:
-                    for entry in batch:
-                        entry.end()
-                await self._gather()
-        finally:
-            self._sending = None
-            for entry in self._waiting:
-                entry.end()
-
-    async def _gather(self) -> None:
-        """Publishers that waited for the last commit are about to come with more. The few turns of
-        the loop they need cost nothing beside a sync to disk, and double what goes together."""
-        quiet = 0
-        while quiet < _QUIET_TURNS and len(self._waiting) < _BATCH_MESSAGES:
-            waiting = len(self._waiting)
-            await asyncio.sleep(0)
-            quiet = quiet + 1 if len(self._waiting) == waiting else 0
-
-    def _take(self) -> list[_Entry]:
-        batch: list[_Entry] = []
-        messages = size = 0
-        for entry in self._waiting:
-            if batch and (
-                messages + len(entry.operations) > _BATCH_MESSAGES
-                or size + entry.size > _BATCH_BYTES
-            ):
-                break
-            batch.append(entry)
-            messages += len(entry.operations)
-            size += entry.size
-        del self._waiting[: len(batch)]
-        return batch
-
-    async def _send(self, batch: list[_Entry]) -> None:
+    async def _commit(self, batch: Sequence[_Entry]) -> list[None]:
         flat = [(entry, *operation) for entry in batch for operation in entry.operations]
         outcome = None
         if len(flat) > 1 and not any(self._must_go_alone(entry) for entry in batch):
@@ -368,15 +327,16 @@ class _Committer:
         if outcome is not None:
             for (entry, at, _, _), answer in zip(flat, outcome, strict=True):
                 entry.answers[at] = answer
-            return
-        await asyncio.gather(
-            *(
-                self._publishing.pipeline(
-                    self._topic, entry.drafts, entry.operations, entry.answers
+        else:
+            await asyncio.gather(
+                *(
+                    self._publishing.pipeline(
+                        self._topic, entry.drafts, entry.operations, entry.answers
+                    )
+                    for entry in batch
                 )
-                for entry in batch
             )
-        )
+        return [None] * len(batch)
 
     def _must_go_alone(self, entry: _Entry) -> bool:
         """Expectations are about the message before; the largest have no room for a batch's
@@ -389,9 +349,9 @@ class _Committer:
 
 
 class _Entry:
-    """One caller's drafts, waiting to be committed."""
+    """A caller's drafts, or a batch's worth of them, waiting to be committed."""
 
-    __slots__ = ("answers", "done", "drafts", "operations", "size")
+    __slots__ = ("answers", "drafts", "operations", "size")
 
     def __init__(
         self,
@@ -403,14 +363,3 @@ class _Entry:
         self.operations = operations
         self.answers = answers
         self.size = sum(len(drafts[at].data) for at, _, _ in operations)
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def end(self) -> None:
-        """Whatever happened, every draft has an answer and the caller goes on."""
-        for at, _, _ in self.operations:
-            if self.answers[at] is None:
-                self.answers[at] = PublishFault(
-                    UnavailableError("Publishing was ended before the NATS server acknowledged")
-                )
-        if not self.done.done():
-            self.done.set_result(None)
