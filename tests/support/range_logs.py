@@ -5,12 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+import pytest
+
 from penstock.broker import Extent, Mark
 from penstock.columns import Columns
 from penstock.errors import FailedPreconditionError, PenstockError, TopicNotFoundError
 from penstock.message import Draft
 from penstock.rules.filters import parse_filter
 from penstock.testing.conformance.ranges import RangeHarness
+
+WAYS = {"directly": 10**9, "through a consumer": 1}
+"""How JetStream reads a range, by the least length that is worth a consumer."""
+
+
+def read_all_ranges(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Read every range this way, however long it is."""
+    monkeypatch.setattr("penstock.brokers.nats.sync.ranges.WORTH_A_CONSUMER", WAYS[way])
+
 
 _identities = itertools.count(1)
 _BATCH = 1000

@@ -7,8 +7,9 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from penstock.brokers.nats.sync.ranges import narrowed
 from penstock.rules.filters import parse_filter
+from tests.support.nats_scenes import api, fill, make
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import api, fill, make, numbers, table
+from tests.support.spark_scenes import numbers, table
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.nats_scenes import fill, make, stored
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import fill, make, stored
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """

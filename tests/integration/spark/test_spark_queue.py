@@ -10,8 +10,9 @@ from penstock import PubSub
 from penstock.message import Record
 from penstock.spark.queue.spool import Spool, segment_path
 from penstock.spark.schema import arrow_schema, source_schema
+from tests.support.nats_scenes import fill
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import fill, numbers, run_available
+from tests.support.spark_scenes import numbers, run_available
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark import activate, session
 from penstock.spark.session import java as finding
 from penstock.spark.session.starting import defaults, environment
+from tests.support.nats_scenes import fill, make, stored
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import fill, make, stored
 
 
 def fake_java(folder: Path, version: str) -> Path:

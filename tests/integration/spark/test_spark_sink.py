@@ -5,8 +5,9 @@ import shutil
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from tests.support.nats_scenes import api, fill, make, stored
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import api, fill, make, stored, stream, table
+from tests.support.spark_scenes import stream, table
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 
 from penstock.brokers.nats.local.folder import LocalServer
+from tests.support.nats_scenes import api, fill, make
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import api, fill, make, numbers, run_available, stream
+from tests.support.spark_scenes import numbers, run_available, stream
 
 
 @pytest.fixture(scope="module")

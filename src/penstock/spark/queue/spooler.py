@@ -61,6 +61,7 @@ class Spooler:
     async def _spool_all(self) -> None:
         within = self._options.server_timeout
         failures = Failures(Persistence(backoff=_BACKOFF, within=within))
+        loop = asyncio.get_running_loop()
         while not self._finished:
             try:
                 broker = await connect(self._options.url)
@@ -71,7 +72,7 @@ class Spooler:
                 finally:
                     await broker.aclose()
             except PenstockError as error:
-                pause = failures.pause_after(error, time.monotonic())
+                pause = failures.pause_after(error, loop.time())
                 if pause is None:
                     raise
                 _log.warning("Spooling from %s: %s", self._options.subscription, error)
@@ -101,10 +102,11 @@ class Spooler:
         """A segment's worth; and whether this was the last that was there."""
         options = self._options
         found: list[Delivery] = []
+        now = asyncio.get_running_loop().time
         size, ends = 0, 0.0
         while not self._stopping.is_set():
             draining = self._until_ns
-            wait = _EMPTY if not found else max(0.0, min(_EMPTY, ends - time.monotonic()))
+            wait = _EMPTY if not found else max(0.0, min(_EMPTY, ends - now()))
             pulled = await broker.pull(
                 options.subscription,
                 max_messages=_MESSAGES,
@@ -112,13 +114,13 @@ class Spooler:
                 wait=wait,
             )
             if pulled and not found:
-                ends = time.monotonic() + options.segment_seconds
+                ends = now() + options.segment_seconds
             found += pulled
             size += sum(len(delivery.record.data) for delivery in pulled)
             if draining is not None:
                 newest = max((d.record.publish_time_ns for d in pulled), default=0)
                 if not pulled or newest > draining + NS:
                     return found, True
-            if size >= options.segment_bytes or (found and time.monotonic() >= ends):
+            if size >= options.segment_bytes or (found and now() >= ends):
                 return found, False
         return found, False

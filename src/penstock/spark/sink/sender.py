@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
@@ -66,7 +65,7 @@ class Sender:
         failures = Failures(self._persistence)
         while failed:
             error = failed[0][1]
-            pause = failures.pause_after(error, time.monotonic())
+            pause = failures.pause_after(error, asyncio.get_running_loop().time())
             if pause is None:
                 raise error
             await asyncio.sleep(pause)

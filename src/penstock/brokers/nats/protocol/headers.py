@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
 
-ORDERING_KEY = "Penstock-Ordering-Key"
-MESSAGE_ID = "Nats-Msg-Id"
+_MESSAGE_ID, _ORDERING_KEY = b"Nats-Msg-Id", b"Penstock-Ordering-Key"
+_RESERVED = ("nats-", "penstock-")
 HEADER_BLOCK = b"NATS/1.0\r\n"
 ONLY_ID = b"NATS/1.0\r\nNats-Msg-Id: "
 # What RFC 9110 calls a token, but for % which escapes.
@@ -49,7 +49,7 @@ def check_subject(topic: str, subject: str) -> bytes:
 @lru_cache(maxsize=4096)
 def _header_name(key: str) -> bytes:
     lowered = key.lower()
-    if lowered.startswith(("nats-", "penstock-")):
+    if lowered.startswith(_RESERVED):
         raise InvalidArgumentError(
             f"Attribute {key!r} is reserved: keys must not begin with 'Nats-' or 'Penstock-'"
         )
@@ -70,7 +70,7 @@ def encode_header(draft: Draft) -> bytes:
     if draft.message_id is not None:
         lines.append(b"Nats-Msg-Id: %b\r\n" % draft.message_id.encode())
     if draft.ordering_key is not None:
-        lines.append(b"%b: %b\r\n" % (ORDERING_KEY.encode(), draft.ordering_key.encode()))
+        lines.append(b"%b: %b\r\n" % (_ORDERING_KEY, draft.ordering_key.encode()))
     if draft.ttl is not None:
         lines.append(b"Nats-TTL: %ds\r\n" % round(draft.ttl))
     expect = draft.expect
@@ -106,10 +106,36 @@ def status_of(block: bytes) -> tuple[int, str]:
     return int(code), description.decode(errors="replace")
 
 
-def attributes_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """What the publisher set: everything but the reserved headers."""
-    return {
-        unquote(name) if "%" in name else name: value
-        for name, value in headers.items()
-        if not name.lower().startswith(("nats-", "penstock-"))
-    }
+class Described(NamedTuple):
+    """What the headers of a message say of it. `message_id` is empty when it was given none."""
+
+    message_id: str
+    ordering_key: str | None
+    attributes: dict[str, str]
+
+
+def describe(block: bytes) -> Described:
+    """The reserved headers that we know, and what the publisher set: all that are not reserved."""
+    message_id, ordering_key = "", None
+    attributes = {}
+    for line in block[len(HEADER_BLOCK) : -4].split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        text = (value[1:] if value[:1] == b" " else value).decode(errors="replace")
+        attribute = _attribute(name)
+        if attribute:
+            attributes[attribute] = text
+        elif name == _MESSAGE_ID:
+            message_id = text
+        elif name == _ORDERING_KEY:
+            ordering_key = text
+    return Described(message_id, ordering_key, attributes)
+
+
+# Few names come again and again.
+@lru_cache(maxsize=4096)
+def _attribute(name: bytes) -> str:
+    """The attribute that is stored in a header; empty when the header is reserved."""
+    text = name.decode(errors="replace")
+    if text.lower().startswith(_RESERVED):
+        return ""
+    return unquote(text) if "%" in text else text

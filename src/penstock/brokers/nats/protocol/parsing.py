@@ -10,18 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from penstock.brokers.nats.protocol.headers import (
-    ORDERING_KEY,
-    attributes_of,
-    decode_header,
-    status_of,
-)
+from penstock.brokers.nats.protocol.headers import decode_header, describe, status_of
 from penstock.brokers.nats.protocol.records import (
     ADDED,
-    name_of,
     parse_ack_subject,
     parse_added,
     seconds_of,
+    unnamed,
 )
 from penstock.columns import Columns
 
@@ -91,15 +86,14 @@ class AnswerParser:
         columns.subjects.append(subject)
         columns.published_us.append(published_ns // 1000)
         columns.data.append(payload)
-        headers = decode_header(block) if block else {}
-        columns.ids.append(name_of(self._topic, sequence, headers).encode())
-        attributes = attributes_of(headers)
+        message_id, ordering_key, attributes = describe(block)
+        columns.ids.append((message_id or unnamed(self._topic, sequence)).encode())
         if attributes:
             columns.attributes[row] = attributes
-        if ORDERING_KEY in headers:
-            columns.keys[row] = headers[ORDERING_KEY]
-        if self._headers and headers:
-            columns.headers[row] = headers
+        if ordering_key is not None:
+            columns.keys[row] = ordering_key
+        if self._headers and block:
+            columns.headers[row] = decode_header(block)
 
 
 class DirectParser(AnswerParser):

@@ -11,21 +11,13 @@ headers give its id, its ordering key and its attributes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from penstock.brokers.nats.protocol.headers import (
-    HEADER_BLOCK,
-    MESSAGE_ID,
-    ONLY_ID,
-    ORDERING_KEY,
-    attributes_of,
-    decode_header,
-)
+from penstock.brokers.nats.protocol.headers import HEADER_BLOCK, ONLY_ID, describe
 from penstock.clock import NS
 from penstock.errors import InternalError
 from penstock.message import Record
@@ -114,20 +106,16 @@ def record_of(
         # By far the most common: a message id and nothing else.
         message_id = block[len(ONLY_ID) : -4].decode(errors="replace")
         return Record(sequence, message_id, payload, {}, None, subject.decode(), published_ns)
-    headers = decode_header(block)
+    message_id, ordering_key, attributes = describe(block)
     return Record(
         sequence,
-        name_of(topic, sequence, headers),
+        message_id or unnamed(topic, sequence),
         payload,
-        attributes_of(headers),
-        headers.get(ORDERING_KEY),
+        attributes,
+        ordering_key,
         subject.decode(),
         published_ns,
     )
-
-
-def name_of(topic: str, sequence: int, headers: Mapping[str, str]) -> str:
-    return headers.get(MESSAGE_ID) or unnamed(topic, sequence)
 
 
 def unnamed(topic: str, sequence: int) -> str:
