@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from penstock.broker import Capabilities
 from penstock.clock import NS, Alarm
@@ -221,8 +222,10 @@ class Deliveries:
             message.nack()
         if self._ending and isinstance(failure, asyncio.CancelledError):
             return
-        if not hasattr(failure, "__notes__"):
-            failure.add_note(f"Handling message {message.id!r} of {self._source.name!r}")
+        # An exception is somebody else's class, and may refuse even this.
+        with suppress(Exception):
+            if not hasattr(failure, "__notes__"):
+                failure.add_note(f"Handling message {message.id!r} of {self._source.name!r}")
         self._source.report(failure)
 
     # Messages are settled: the verbs of `Message`.
