@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from penstock.broker import Capabilities
 from penstock.clock import NS, Alarm
@@ -112,7 +113,8 @@ class Deliveries:
     def accept(self, deliveries: Sequence[Delivery], asked: int) -> None:
         """Take in hand what a pull for `asked` messages brought, and hand over what may go."""
         if len(deliveries) > asked:
-            deliveries = self._give_back_excess(deliveries, asked)
+            self._refuse(deliveries[asked:], asked)
+            deliveries = deliveries[:asked]
         if not deliveries:
             return
         now = self._clock.monotonic()
@@ -155,6 +157,10 @@ class Deliveries:
         """What waits will not be handed over as things are."""
         return not self._flowing or (self._handler is None and self.flow.ahead is None)
 
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Release what was never taken in hand."""
+        self._send_all([Settlement(delivery.ack_id, Verb.RELEASE) for delivery in deliveries])
+
     def give_back_waiting(self) -> list[str]:
         """Release everything whose handler has not started; returns the ids."""
         waiting = [*self._held, *self.handlers.take_waiting()]
@@ -192,15 +198,14 @@ class Deliveries:
         behind = self._order.waiting if self._order is not None else 0
         return self.flow.full(len(self._held) + behind)
 
-    def _give_back_excess(self, deliveries: Sequence[Delivery], asked: int) -> Sequence[Delivery]:
-        self._send_all([Settlement(d.ack_id, Verb.RELEASE) for d in deliveries[asked:]])
+    def _refuse(self, excess: Sequence[Delivery], asked: int) -> None:
+        self.give_back(excess)
         self._source.report(
             FlowControlError(
-                f"Flow control: max messages exceeded: the broker sent {len(deliveries)} for "
+                f"Flow control: max messages exceeded: the broker sent {asked + len(excess)} for "
                 f"{asked} asked of subscription {self._source.name!r}; the rest was given back"
             )
         )
-        return deliveries[:asked]
 
     def _handler_done(self, message: Message, failure: BaseException | None) -> None:
         self._leases.stop_extending(message)
@@ -217,8 +222,10 @@ class Deliveries:
             message.nack()
         if self._ending and isinstance(failure, asyncio.CancelledError):
             return
-        if not hasattr(failure, "__notes__"):
-            failure.add_note(f"Handling message {message.id!r} of {self._source.name!r}")
+        # An exception is somebody else's class, and may refuse even this.
+        with suppress(Exception):
+            if not hasattr(failure, "__notes__"):
+                failure.add_note(f"Handling message {message.id!r} of {self._source.name!r}")
         self._source.report(failure)
 
     # Messages are settled: the verbs of `Message`.

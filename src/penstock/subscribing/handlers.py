@@ -61,7 +61,9 @@ class HandlerPool:
         context = self._context.copy()
         try:
             work = context.run(handler, message)
-        except (Exception, asyncio.CancelledError) as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
             self._on_done(message, error)
         else:
             if work is not None and isawaitable(work):
@@ -136,13 +138,8 @@ class HandlerPool:
         self, worker: asyncio.Task[None], message: Message, work: Awaitable[Any], context: Context
     ) -> None:
         self._running[message] = worker
-        failure: BaseException | None = None
         try:
-            await _InContext(work, context)
-        except Exception as error:
-            failure = error
-        except asyncio.CancelledError as error:
-            failure = error
+            failure = await InContext(work, context)
         finally:
             del self._running[message]
         self._on_done(message, failure)
@@ -151,8 +148,9 @@ class HandlerPool:
             raise asyncio.CancelledError
 
 
-class _InContext:
-    """Awaits `work` step by step inside `context`, on the current task."""
+class InContext:
+    """Awaits `work` step by step inside `context`, on the current task; the result is what it
+    raised, if it did. Only what is to end the process is raised here."""
 
     __slots__ = ("_context", "_work")
 
@@ -160,21 +158,33 @@ class _InContext:
         self._work = work
         self._context = context
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[Any, Any, BaseException | None]:
         run = self._context.run
-        steps = run(self._work.__await__)
-        step, value = steps.__next__, ()
+        step: Callable[..., Any] = self._work.__await__
+        value: tuple[Any, ...] = ()
+        steps: Any = None
         while True:
             try:
                 waited_for = run(step, *value)
-            except StopIteration as done:
-                return done.value
-            try:
-                sent = yield waited_for
+            except StopIteration:
+                return None
+            except (KeyboardInterrupt, SystemExit):
+                raise
             except BaseException as error:
-                step, value = steps.throw, (error,)  # type: ignore[assignment]
+                return error
+            if steps is None:
+                steps, step = waited_for, waited_for.__next__
+                continue
+            try:
+                yield waited_for
+            except GeneratorExit:
+                # The task is thrown away; the handler did not raise this.
+                run(steps.close)
+                raise
+            except BaseException as error:
+                step, value = steps.throw, (error,)
             else:
-                step, value = steps.send, (sent,)  # type: ignore[assignment]
+                step, value = steps.__next__, ()
 
 
 def _discard(work: Awaitable[Any]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack, cast
 
 from penstock.broker import Broker
 from penstock.errors import ClosedError
@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 # An idle pull asks again after this long: often enough to notice a half-open connection.
 _PULL_WAIT = 30.0
+# A pull that was cancelled has this long to end; what it brings later is given back.
+_PULL_ENDS_WITHIN = 5.0
 
 
 class Subscribed(Protocol):
@@ -65,6 +67,7 @@ class MessageStream:
         """What ended the stream, when it was not asked to end."""
         self._context = copy_context()
         self._pullers: list[asyncio.Task[None]] = []
+        self._retired: set[asyncio.Task[None]] = set()
         self._failures = Failures(_persistence(self._options))
         self._pulls_resume_at = 0.0
         self._started = self._paused = False
@@ -169,10 +172,10 @@ class MessageStream:
         return self._ending
 
     async def _end(self) -> CloseReport:
-        for puller in self._pullers:
-            puller.cancel()
+        self._adjust_pullers()
+        if self._retired:
+            await asyncio.wait(self._retired, timeout=_PULL_ENDS_WITHIN)
         report = await self._closing.run()
-        self._pullers.clear()
         if self._started:
             self._running.discard(self)
             self.source.events.emit("close")
@@ -191,29 +194,35 @@ class MessageStream:
         self._pullers = [task for task in self._pullers if not task.done()]
         for task in self._pullers[wanted:]:
             task.cancel()
+            self._retired.add(task)
+            task.add_done_callback(self._retired.discard)
         del self._pullers[wanted:]
         while len(self._pullers) < wanted:
-            # Owned by the stream: cancelled above, and by `_end`.
+            # Owned by the stream: cancelled above, and awaited by `_end`.
             self._pullers.append(self._spawn(self._keep_pulling()))
 
     async def _keep_pulling(self) -> None:
+        puller = cast("asyncio.Task[None]", asyncio.current_task())
         broker: Broker | None = None
-        while True:
+        # A cancellation may be lost on its way here: `wait_for` of Python 3.11 loses some.
+        while not puller.cancelling():
             try:
                 if broker is None:
                     broker = await self.source.broker()
                     self.deliveries.learn(broker.capabilities)
                 one_at_a_time = self._options.message_ordering and not broker.capabilities.ordering
-                if one_at_a_time and asyncio.current_task() not in self._pullers[:1]:
+                if one_at_a_time and puller not in self._pullers[:1]:
                     return
-                await self._pull(broker, after_sending=one_at_a_time)
+                await self._pull(puller, broker, after_sending=one_at_a_time)
             except Exception as error:
-                pause = self._pause_after(error)
+                pause = None if puller.cancelling() else self._pause_after(error)
                 if pause is None:
                     return
                 await asyncio.sleep(pause)
 
-    async def _pull(self, broker: Broker, *, after_sending: bool) -> None:
+    async def _pull(
+        self, puller: asyncio.Task[None], broker: Broker, *, after_sending: bool
+    ) -> None:
         deliveries = self.deliveries
         if after_sending:
             # We keep the order ourselves: the broker must know what came back before it is asked.
@@ -227,6 +236,9 @@ class MessageStream:
                 self.source.name, max_messages=messages, max_bytes=size, wait=_PULL_WAIT
             )
         self._failures.clear()
+        if puller.cancelling():
+            deliveries.give_back(pulled)
+            return
         deliveries.accept(pulled, messages)
         # A broker that never has to wait must not keep others from running.
         await asyncio.sleep(0)
