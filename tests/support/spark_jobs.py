@@ -17,7 +17,7 @@ HANDLERS = "tests.support.spark_handlers:STAGES"
 @contextmanager
 def job_settings(folder: Path) -> Iterator[JobSettings]:
     """Settings for a broker and a database in a folder; the broker runs meanwhile."""
-    quick = {"minimum_backoff": 0, "maximum_backoff": 0, "max_attempts": 3}
+    quick = {"minimum_backoff": 0, "maximum_backoff": 0, "max_attempts": 3, "invalid": "retry"}
     found = load_settings(
         environ={},
         url=f"local://{folder}/broker",

@@ -31,6 +31,7 @@ from sqlalchemy import (
     literal_column,
     null,
     select,
+    union_all,
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -153,7 +154,7 @@ class Claims:
                     await self._database.lock(connection, _KEYS_LOCK)
                     await self._choose_keyed(connection, choice, batch, without)
                 else:
-                    await self._choose_keyless(connection, choice, batch, without)
+                    choice.consider((await connection.execute(_keyless(batch, without))).all())
                 if choice.ids:
                     return await self._take(connection, list(choice.ids), keyed)
         return None
@@ -170,19 +171,12 @@ class Claims:
             found = (await connection.execute(query)).one()
         return min((max(0.0, seconds) for seconds in found if seconds is not None), default=None)
 
-    async def _choose_keyless(
-        self, connection: AsyncConnection, choice: _Choice, batch: int, without: Collection[str]
-    ) -> None:
-        for query in (_due_keyless(_half(batch), without), _free_keyless(batch, without)):
-            choice.consider((await connection.execute(query)).all())
-
     async def _choose_keyed(
         self, connection: AsyncConnection, choice: _Choice, batch: int, without: Collection[str]
     ) -> None:
         """Look past keys with many rows, so that they do not hold up the others."""
-        choice.consider((await connection.execute(_due_keyed(_half(batch), without))).all())
         for _ in range(_LOOKS):
-            query = _free_keyed(batch, without, choice.full)
+            query = _keyed(batch, without, choice.full)
             choice.consider((await connection.execute(query)).all())
             if choice.ended or not choice.full:
                 return
@@ -211,8 +205,10 @@ class Claims:
         ):
             if rows:
                 settled += await self._change(connection, claim, kind, rows)
-        rest = update(table).where(self._is_ours(claim)).values(_FREED)
-        return settled + (await connection.execute(rest)).rowcount
+        if settled < len(claim.rows):
+            rest = update(table).where(self._is_ours(claim)).values(_FREED)
+            settled += (await connection.execute(rest)).rowcount
+        return settled
 
     async def _change(
         self, connection: AsyncConnection, claim: Claim, kind: _Change, rows: Sequence[Any]
@@ -263,48 +259,39 @@ class Claims:
         return and_(is_pending, c.claimed_by == self._owner, c.fence == claim.fence)
 
 
-def _half(batch: int) -> int:
-    return (batch + 1) // 2
+def _keyless(batch: int, without: Collection[str]) -> Any:
+    """Rows that nobody has claimed: those that waited and are due, and those that need not wait."""
+    now = database_time()
+    free = _rows(null(), is_keyless, without).where(c.lease_until <= now)
+    free = free.with_for_update(skip_locked=True)
+    due = free.where(delayed, c.next_attempt_at <= now).order_by(c.next_attempt_at)
+    return _either(due, free.where(at_once).order_by(c.id), batch)
 
 
-def _unclaimed(kind: ColumnElement[bool], without: Collection[str]) -> Any:
-    return select(c.id, func.length(c.data), null()).where(
-        kind, c.lease_until <= database_time(), c.topic.not_in(list(without))
-    )
+def _keyed(batch: int, without: Collection[str], full: Collection[str]) -> Any:
+    """Rows of keys that nobody has claimed: those before which no row of their key waits, or
+    waited; and those that waited, are due and are the first of their key. What follows these is
+    free once they are gone: to ask whether all before a row are due would mean to walk over those
+    that are not."""
+    now = database_time()
+    held = select(_key).where(was_claimed, c.lease_until > now).correlate(None)
+    free = _rows(_key, is_keyed, without).where(_key.not_in(held), ~_follows(is_delayed))
+    due = free.where(delayed, c.next_attempt_at <= now, ~_follows(goes_at_once))
+    due = due.order_by(c.next_attempt_at)
+    return _either(due, free.where(at_once, _key.not_in(list(full))).order_by(c.id), batch)
 
 
-def _free_keyless(batch: int, without: Collection[str]) -> Any:
-    free = _unclaimed(is_keyless, without).where(at_once).order_by(c.id)
-    return free.limit(batch).with_for_update(skip_locked=True)
+def _rows(key: Any, kind: ColumnElement[bool], without: Collection[str]) -> Any:
+    size = func.length(c.data).label("size")
+    return select(c.id, size, key.label("key")).where(kind, c.topic.not_in(list(without)))
 
 
-def _due_keyless(batch: int, without: Collection[str]) -> Any:
-    due = _unclaimed(is_keyless, without).where(delayed, c.next_attempt_at <= database_time())
-    return due.order_by(c.next_attempt_at).limit(batch).with_for_update(skip_locked=True)
-
-
-def _of_free_keys(without: Collection[str]) -> Any:
-    """Rows of keys that nobody has claimed."""
-    held = select(_key).where(was_claimed, c.lease_until > database_time()).correlate(None)
-    return (
-        select(c.id, func.length(c.data), _key)
-        .where(is_keyed, c.topic.not_in(list(without)))
-        .where(_key.not_in(held))
-    )
-
-
-def _free_keyed(batch: int, without: Collection[str], full: Collection[str]) -> Any:
-    """Rows before which no row of their key waits, or waited."""
-    free = _of_free_keys(without).where(at_once, _key.not_in(list(full)))
-    return free.where(~_follows(is_delayed)).order_by(c.id).limit(batch)
-
-
-def _due_keyed(batch: int, without: Collection[str]) -> Any:
-    """Rows that waited and are the first of their key. What follows them is free once they are
-    gone: asking whether all before a row are due would mean to walk over those that are not."""
-    due = _of_free_keys(without).where(delayed, c.next_attempt_at <= database_time())
-    first = and_(~_follows(is_delayed), ~_follows(goes_at_once))
-    return due.where(first).order_by(c.next_attempt_at).limit(batch)
+def _either(due: Any, free: Any, batch: int) -> Any:
+    """Of what waited at most half a batch, so that the rest does not wait for it. In subqueries,
+    because parts of a UNION have no limit and no lock of their own."""
+    parts = (due.limit((batch + 1) // 2).subquery(), free.limit(batch).subquery())
+    both = union_all(*(select(part) for part in parts)).subquery()
+    return select(both).order_by(both.c.id)
 
 
 def _follows(kind: Callable[[Any], ColumnElement[bool]]) -> ColumnElement[bool]:

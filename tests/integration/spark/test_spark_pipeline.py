@@ -77,6 +77,7 @@ def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tm
     with running(pipeline):
         wait_for(all_ended(settings, jobs))
         wait_for(lambda: all(v and v.stage.terminal for v in views(settings, jobs)))
+        wait_for(lambda: len(stored(settings, "job-processing-dead")) == 3)
     found = records(settings, jobs)
     assert [r.job.stage for r in found[:8]] == [JobStage.TRANSCRIPT_COMPLETE] * 8
     assert [(r.job.stage.value, r.reason, r.attempts) for r in found[8:]] == [
@@ -91,6 +92,9 @@ def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tm
         record.attributes.get("jobId", "none") for record in stored(settings, "job-processing-dead")
     }
     assert dead == {"none", jobs[10], jobs[11]}
+    # What does not decode was put back as the settings say before it was given up.
+    strange = [r.message_id for r in stored(settings, "job-processing") if r.data == b"no job"]
+    assert strange == ["s-1", "s-1.again-1", "s-1.again-2"]
     ids = Counter(record.message_id for record in stored(settings, "job-events"))
     assert set(ids.values()) == {1}
     assert len(ids) == 9 * 3 + 3 * 2
