@@ -17,7 +17,7 @@ HANDLERS = "tests.support.spark_handlers:STAGES"
 @contextmanager
 def job_settings(folder: Path) -> Iterator[JobSettings]:
     """Settings for a broker and a database in a folder; the broker runs meanwhile."""
-    quick = {"minimum_backoff": 0, "maximum_backoff": 0, "max_attempts": 3}
+    quick = {"minimum_backoff": 0, "maximum_backoff": 0, "max_attempts": 3, "invalid": "retry"}
     found = load_settings(
         environ={},
         url=f"local://{folder}/broker",
@@ -48,6 +48,16 @@ def submit(settings, *sources, strangers=()):
             return [record.job.job_id for record in made]
 
     return asyncio.run(run())
+
+
+def retry_by_hand(settings, job_id):
+    async def run():
+        async with job_system(settings) as system, system.ingesting() as ingestion:
+            await ingestion.service.retry(job_id)
+            while await ingestion.outbox.pending():
+                await asyncio.sleep(0.02)
+
+    asyncio.run(run())
 
 
 def views(settings, job_ids):

@@ -1,6 +1,8 @@
 """Typed media jobs: Queued, MetadataReady, TranscriptComplete. Needs `penstock[sql]`."""
 
-from penstock.jobs.messaging.client import Publisher, PubSubClient, Subscriber
+from penstock.jobs.messaging.client import PubSubClient
+from penstock.jobs.messaging.publisher import Publisher
+from penstock.jobs.messaging.subscriber import Subscriber
 from penstock.jobs.messaging.worker import StageWorker
 from penstock.jobs.model.codec import (
     InvalidMessageError,
@@ -34,8 +36,8 @@ from penstock.jobs.model.job import (
 from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Segment, Stage, Text
 from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings, StageSettings, load_settings
+from penstock.jobs.store.job_store import ProcessingJobStore, idempotent
 from penstock.jobs.store.records import JobRecord
-from penstock.jobs.store.store import ProcessingJobStore, idempotent
 from penstock.jobs.system import JobSystem, job_system
 from penstock.jobs.telemetry import LoggingObserver, Observer, PrometheusObserver
 from penstock.jobs.views.memory import JobView, JobViews

@@ -1,27 +1,22 @@
 """Asking for jobs: what the API and the command line do, without HTTP.
 
-A job and its first messages are written in one transaction through the outbox, so they exist
-together or not at all; a relay publishes them afterwards.
+A job and its first messages are committed together, so they exist together or not at all; a relay
+publishes them afterwards.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.batching import GroupCommit
 from penstock.errors import (
-    AlreadyExistsError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
 )
-from penstock.jobs.messaging.client import messages_of
-from penstock.jobs.model.codec import encode_job, without_input
+from penstock.jobs.model.codec import without_input
 from penstock.jobs.model.job import (
     JOB_TYPES,
     JobStage,
@@ -32,36 +27,20 @@ from penstock.jobs.model.job import (
     new_media_id,
     now,
 )
-from penstock.jobs.settings import Topics
+from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord, NewJob, Step
-from penstock.jobs.store.store import ProcessingJobStore
 from penstock.jobs.telemetry import span
 from penstock.media.video_ids import video_id_of
-from penstock.message import Draft
-from penstock.transactional import Outbox
 
 MAX_CLIENT_KEY = 200
 _MAX_TITLE = 500
 
 
 class JobService:
-    """Creates, cancels and retries jobs. `on_commit` is called after each change, to wake the
-    relay."""
+    """Creates, cancels and retries jobs."""
 
-    def __init__(
-        self,
-        store: ProcessingJobStore,
-        outbox: Outbox,
-        topics: Topics,
-        *,
-        on_commit: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, store: ProcessingJobStore) -> None:
         self.store = store
-        self._outbox = outbox
-        self._topics = topics
-        self._on_commit = on_commit
-        self._creating = GroupCommit(self._create, all_or_none=True)
-        self._stepping = GroupCommit(self._step, all_or_none=True)
 
     async def submit(
         self,
@@ -89,8 +68,7 @@ class JobService:
                 fields["videoId"] = source = video_id_of(source)
             job = _convert(fields, media_type)
             digest = hashlib.sha256(f"{media_type}\0{source}".encode()).hexdigest()
-
-            answer = await self._creating.do(
+            return await self.store.add(
                 NewJob(
                     job=job,
                     source=source,
@@ -98,24 +76,6 @@ class JobService:
                     request=digest,
                 )
             )
-        if isinstance(answer, AlreadyExistsError):
-            raise answer
-        self._on_commit()
-        return answer
-
-    async def _create(
-        self, new: Sequence[NewJob]
-    ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
-        async with self.store.database.transaction() as connection:
-            answers = await self.store.create(connection, new)
-            made = [a[0] for a in answers if not isinstance(a, AlreadyExistsError) and a[1]]
-            await self._say(connection, made)
-        return answers
-
-    async def aclose(self) -> None:
-        """Wait for what was begun."""
-        await self._creating.aclose()
-        await self._stepping.aclose()
 
     async def cancel(self, job_id: str, user_id: str | None = None) -> JobRecord:
         """Stop a job that is under way; one that was cancelled stays so."""
@@ -132,43 +92,17 @@ class JobService:
                 raise NotFoundError(f"Job {job_id[:36]} not found")
             if record.job.stage is to:
                 if to is JobStage.QUEUED:
-                    await self._send_again(record)
+                    await self.store.send_again(record.job)
                 return record
             if not record.job.stage.may_become(to):
                 verb = "retried" if to is JobStage.QUEUED else "cancelled"
                 raise FailedPreconditionError(
                     f"Job {job_id} is {record.job.stage} and cannot be {verb}"
                 )
-            changed = await self._stepping.do(Step(job=record.job, to=to))
+            changed = await self.store.step(Step(job=record.job, to=to))
             if changed is not None:
-                self._on_commit()
                 return changed
         raise FailedPreconditionError(f"Job {job_id} keeps changing; look at it and try again")
-
-    async def _send_again(self, record: JobRecord) -> None:
-        """Its message may have been lost, by an operator's hand for instance."""
-        again = encode_job(record.job, record.attempts + 1)
-        async with self.store.database.transaction() as connection:
-            await self._outbox.add(connection, self._topics.of(record.job.media_type), [again])
-        self._on_commit()
-
-    async def _step(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
-        async with self.store.database.transaction() as connection:
-            before = await self.store.find(connection, [step.job.job_id for step in steps])
-            answers = await self.store.take(connection, steps)
-            taken = [answer for answer in answers if answer is not None]
-            # How the run before ended may not have been said yet; nobody would after this.
-            ends = [before[r.job.job_id] for r in taken if r.job.stage is JobStage.QUEUED]
-            await self._say(connection, [*ends, *taken])
-        return answers
-
-    async def _say(self, connection: AsyncConnection, records: Sequence[JobRecord]) -> None:
-        said: dict[str, list[Draft]] = {}
-        for record in records:
-            for topic, draft in messages_of(record, self._topics):
-                said.setdefault(topic, []).append(draft)
-        for topic, drafts in said.items():
-            await self._outbox.add(connection, topic, drafts)
 
 
 def check_user_id(user_id: str) -> str:

@@ -1,8 +1,8 @@
 """Wiring: from settings to running parts, each entered and left in order.
 
-`job_system` connects broker and database. What a process does with them it enters on top:
-`ingesting` to take jobs in and answer about them, `working` to run a stage. One process may do all
-of it, as `penstock jobs serve --workers` does, or each may do one.
+`job_system` connects broker and database and sends what is committed. What a process does with
+them it enters on top: `ingesting` to take jobs in and answer about them, `worker` to run a stage.
+One process may do all of it, as `penstock jobs serve --workers` does, or each may do one.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.client import PubSub
 from penstock.errors import PenstockError
-from penstock.jobs.messaging.client import PubSubClient, subject_of
+from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.worker import StageWorker
 from penstock.jobs.model.job import JobStage
 from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings
-from penstock.jobs.store.store import ProcessingJobStore
-from penstock.jobs.telemetry import Observer
+from penstock.jobs.store.job_store import ProcessingJobStore
+from penstock.jobs.telemetry import Observer, subject_of
 from penstock.jobs.views.memory import JobViews, Views
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.sql import SqlJobViews
@@ -48,38 +49,31 @@ class Ingestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSystem:
-    """A broker and a database, and the jobs that live in both."""
+    """A broker and a database, the jobs that live in both, and the relay between them."""
 
     settings: JobSettings
     pubsub: PubSub
     database: Database
     store: ProcessingJobStore
     client: PubSubClient
+    relay: Relay
 
     @asynccontextmanager
     async def ingesting(self) -> AsyncIterator[Ingestion]:
-        """Publish what is committed, and keep the read model."""
-        outbox = Outbox(self.database)
-        await outbox.create()
+        """Take jobs in, and keep the read model."""
         async with AsyncExitStack() as stack:
             views: Views = JobViews()
             if self.settings.api.views == "sql":
                 views = await stack.enter_async_context(SqlJobViews(self.database))
             projection = Projection(self.client, views, self.settings.api.views_subscription)
             await stack.enter_async_context(projection)
-            relay = Relay(self.database, self.pubsub, outbox=outbox, observe=self._observe)
-            await stack.enter_async_context(relay)
-            await stack.enter_async_context(_cleaning(outbox))
-            service = JobService(self.store, outbox, self.settings.topics, on_commit=relay.wake)
-            stack.push_async_callback(service.aclose)
             yield Ingestion(
-                service=service, views=views, projection=projection, relay=relay, outbox=outbox
+                service=JobService(self.store),
+                views=views,
+                projection=projection,
+                relay=self.relay,
+                outbox=self.store.outbox,
             )
-
-    def _observe(
-        self, topic: str, draft: Draft, seconds: float, error: PenstockError | None
-    ) -> None:
-        self.client.observer.published(subject_of(draft.attributes, 1), topic, seconds, error)
 
     def worker(self, stage: Stage) -> StageWorker:
         """Runs a stage while it is entered, as the settings of the jobs it takes say."""
@@ -110,16 +104,42 @@ async def _cleaning(outbox: Outbox) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def relaying(
+    database: Database, pubsub: PubSub, observer: Observer, **options: Any
+) -> AsyncIterator[Relay]:
+    """Send what the outbox of the jobs holds, and forget what was sent long ago. Every process
+    that has a part in the jobs does; they share the rows."""
+
+    def observe(topic: str, draft: Draft, seconds: float, error: PenstockError | None) -> None:
+        observer.published(subject_of(draft.attributes, 1), topic, seconds, error)
+
+    outbox = Outbox(database)
+    async with (
+        Relay(database, pubsub, outbox=outbox, observe=observe, **options) as relay,
+        _cleaning(outbox),
+    ):
+        yield relay
+
+
+@asynccontextmanager
 async def job_system(
     settings: JobSettings, *, pubsub: PubSub | None = None, observer: Observer | None = None
 ) -> AsyncIterator[JobSystem]:
-    """Connected and provisioned. A `pubsub` that is given is left open at the end."""
+    """Connected and provisioned, and what is committed is sent. A `pubsub` that is given is left
+    open at the end."""
     async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
         if pubsub is None:
-            pubsub = await stack.enter_async_context(PubSub(settings.url))
-        database = await stack.enter_async_context(Database(settings.database))
-        store = await stack.enter_async_context(ProcessingJobStore(database))
-        client = await stack.enter_async_context(PubSubClient(pubsub, settings, observer))
+            pubsub = await enter(PubSub(settings.url))
+        database = await enter(Database(settings.database))
+        client = await enter(PubSubClient(pubsub, settings, observer))
+        relay = await enter(relaying(database, pubsub, client.observer))
+        store = ProcessingJobStore(database, settings.topics, on_commit=relay.wake)
         yield JobSystem(
-            settings=settings, pubsub=pubsub, database=database, store=store, client=client
+            settings=settings,
+            pubsub=pubsub,
+            database=database,
+            store=await enter(store),
+            client=client,
+            relay=relay,
         )

@@ -11,14 +11,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+
+from penstock.jobs.model.job import MediaType
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 _log = logging.getLogger("penstock.jobs")
+
+
+_MEDIA = frozenset(kind.value for kind in MediaType)
 
 
 class Subject(Struct, frozen=True, kw_only=True):
@@ -44,6 +50,29 @@ class Subject(Struct, frozen=True, kw_only=True):
         return {name: value for name, value in named.items() if value is not None}
 
 
+def subject_of(attributes: Mapping[str, str], attempt: int) -> Subject:
+    """Whom a message is about, by its attributes, which need not be right."""
+    return Subject(
+        job_id=_short(attributes.get("jobId")),
+        user_id=_short(attributes.get("userId")),
+        media_type=_known_media(attributes.get("mediaType")),
+        stage=_short(attributes.get("stage")),
+        attempt=attempt,
+        correlation_id=_short(attributes.get("correlationId")),
+    )
+
+
+def _short(value: str | None) -> str | None:
+    """Attributes of a stranger's message must not flood a log, nor break its lines."""
+    if value is None or (len(value) <= 64 and value.isascii() and value.isprintable()):
+        return value
+    return value[:64].encode("unicode_escape").decode()
+
+
+def _known_media(value: str | None) -> str | None:
+    return value if value in _MEDIA else None
+
+
 class Observer:
     """Override what you need. What a method raises is logged and changes nothing else."""
 
@@ -54,10 +83,11 @@ class Observer:
         it may not."""
 
     def received(self, subject: Subject, subscription: str) -> None:
-        """A handler is about to be called; `subject.attempt` above 1 is a redelivery."""
+        """A message came; `subject.attempt` above 1 says that it, or its job, came before."""
 
     def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
-        """`outcome`: done, retry, reject, duplicate, stale or lost."""
+        """`outcome`: what became of the job: done, retry or reject; duplicate or stale when there
+        was nothing to do; lost when it was interrupted and comes again."""
 
     def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None: ...
 
@@ -111,7 +141,10 @@ class PrometheusObserver(Observer):
             registry=registry,
         )
         self._redelivered = Counter(
-            "penstock_jobs_redelivered", "Deliveries beyond the first", ["stage"], registry=registry
+            "penstock_jobs_redelivered",
+            "Messages that came again, and attempts beyond the first",
+            ["stage"],
+            registry=registry,
         )
         self._dead = Counter(
             "penstock_jobs_dead_lettered",
@@ -172,16 +205,30 @@ def span(
     name: str, traceparent: str | None, attributes: Mapping[str, str | int] | None = None
 ) -> Iterator[str | None]:
     """A span under `traceparent`, or under the current one; yields what to pass on."""
-    try:
-        from opentelemetry import trace
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-    except ImportError:
+    tracing = _tracing()
+    if tracing is None:
         yield traceparent
         return
-    carrier = TraceContextTextMapPropagator()
+    trace, carrier = tracing
     parent = carrier.extract({"traceparent": traceparent}) if traceparent else None
     tracer = trace.get_tracer("penstock.jobs")
     with tracer.start_as_current_span(name, context=parent, attributes=attributes):
         injected: dict[str, str] = {}
         carrier.inject(injected)
         yield injected.get("traceparent", traceparent)
+
+
+def _tracing() -> Any:
+    """OpenTelemetry's tracing and what carries its context; None where it is not installed."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    return trace, _carrier()
+
+
+@cache
+def _carrier() -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()

@@ -3,7 +3,8 @@
 A claim is a lease on rows, by the database's clock, and a token (`claimed_by`, `fence`) that every
 later statement about those rows checks. Whoever lost a claim changes nothing any more.
 
-Of an ordering key one claim exists at a time, and it begins with the key's first pending row. Two
+Of an ordering key one claim exists at a time, and it begins with the key's first pending row; a row
+that waits for its time, or waited for it, goes alone once it is the first. Two
 statements could not promise that on PostgreSQL, because each sees what was committed when it
 began; so claiming keys excludes claiming and settling keys elsewhere, by a lock.
 """
@@ -25,6 +26,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     column,
+    exists,
     func,
     literal_column,
     null,
@@ -40,12 +42,16 @@ from penstock.transactional.database import Database, database_time
 from penstock.transactional.table import (
     DEAD,
     PUBLISHED,
+    at_once,
+    delayed,
+    goes_at_once,
+    is_delayed,
     is_keyed,
     is_keyless,
     is_pending,
+    keyed,
     table,
     was_claimed,
-    was_delayed,
 )
 
 _KEYS_LOCK = 0x70656E73746F636C
@@ -137,7 +143,10 @@ class Claims:
     async def claim(
         self, batch: int, max_bytes: int, *, keyed_first: bool, without: Collection[str] = ()
     ) -> Claim | None:
-        """Up to `batch` rows of `max_bytes` together (or one), of topics not in `without`."""
+        """Up to `batch` rows of `max_bytes` together (or one), of topics not in `without`.
+
+        Of rows that waited for their time at most half a batch, so that nobody waits for them.
+        """
         async with self._database.transaction() as connection:
             for keyed in (keyed_first, not keyed_first):
                 choice = _Choice(batch, max_bytes)
@@ -145,18 +154,29 @@ class Claims:
                     await self._database.lock(connection, _KEYS_LOCK)
                     await self._choose_keyed(connection, choice, batch, without)
                 else:
-                    query = _free_keyless(batch, without)
-                    choice.consider((await connection.execute(query)).all())
+                    choice.consider((await connection.execute(_keyless(batch, without))).all())
                 if choice.ids:
                     return await self._take(connection, list(choice.ids), keyed)
         return None
+
+    async def until_due(self) -> float | None:
+        """Seconds until the first row that waits for its time is due; None when none waits."""
+        now = database_time()
+        first = (
+            select(func.min(c.next_attempt_at)).where(kind, delayed, c.next_attempt_at > now)
+            for kind in (is_keyless, is_keyed)
+        )
+        query = select(*(one.scalar_subquery() - now for one in first))
+        async with self._database.transaction(reading=True) as connection:
+            found = (await connection.execute(query)).one()
+        return min((max(0.0, seconds) for seconds in found if seconds is not None), default=None)
 
     async def _choose_keyed(
         self, connection: AsyncConnection, choice: _Choice, batch: int, without: Collection[str]
     ) -> None:
         """Look past keys with many rows, so that they do not hold up the others."""
         for _ in range(_LOOKS):
-            query = _free_keyed(batch, without, choice.full)
+            query = _keyed(batch, without, choice.full)
             choice.consider((await connection.execute(query)).all())
             if choice.ended or not choice.full:
                 return
@@ -185,8 +205,10 @@ class Claims:
         ):
             if rows:
                 settled += await self._change(connection, claim, kind, rows)
-        rest = update(table).where(self._is_ours(claim)).values(_FREED)
-        return settled + (await connection.execute(rest)).rowcount
+        if settled < len(claim.rows):
+            rest = update(table).where(self._is_ours(claim)).values(_FREED)
+            settled += (await connection.execute(rest)).rowcount
+        return settled
 
     async def _change(
         self, connection: AsyncConnection, claim: Claim, kind: _Change, rows: Sequence[Any]
@@ -237,32 +259,46 @@ class Claims:
         return and_(is_pending, c.claimed_by == self._owner, c.fence == claim.fence)
 
 
-def _free_keyless(batch: int, without: Collection[str]) -> Any:
+def _keyless(batch: int, without: Collection[str]) -> Any:
+    """Rows that nobody has claimed: those that waited and are due, and those that need not wait."""
     now = database_time()
-    return (
-        select(c.id, func.length(c.data), null())
-        .where(is_keyless, c.topic.not_in(list(without)))
-        .where(c.next_attempt_at <= now, c.lease_until <= now)
-        .order_by(c.id)
-        .limit(batch)
-        .with_for_update(skip_locked=True)
-    )
+    free = _rows(null(), is_keyless, without).where(c.lease_until <= now)
+    free = free.with_for_update(skip_locked=True)
+    due = free.where(delayed, c.next_attempt_at <= now).order_by(c.next_attempt_at)
+    return _either(due, free.where(at_once).order_by(c.id), batch)
 
 
-def _free_keyed(batch: int, without: Collection[str], full: Collection[str]) -> Any:
-    """Rows of keys of which none is claimed or waits for another attempt."""
+def _keyed(batch: int, without: Collection[str], full: Collection[str]) -> Any:
+    """Rows of keys that nobody has claimed: those before which no row of their key waits, or
+    waited; and those that waited, are due and are the first of their key. What follows these is
+    free once they are gone: to ask whether all before a row are due would mean to walk over those
+    that are not."""
     now = database_time()
-    held = union_all(
-        select(_key).where(was_claimed, c.lease_until > now).correlate(None),
-        select(_key).where(was_delayed, c.next_attempt_at > now).correlate(None),
-    )
-    return (
-        select(c.id, func.length(c.data), _key)
-        .where(is_keyed, c.topic.not_in(list(without)))
-        .where(_key.not_in(held), _key.not_in(list(full)))
-        .order_by(c.id)
-        .limit(batch)
-    )
+    held = select(_key).where(was_claimed, c.lease_until > now).correlate(None)
+    free = _rows(_key, is_keyed, without).where(_key.not_in(held), ~_follows(is_delayed))
+    due = free.where(delayed, c.next_attempt_at <= now, ~_follows(goes_at_once))
+    due = due.order_by(c.next_attempt_at)
+    return _either(due, free.where(at_once, _key.not_in(list(full))).order_by(c.id), batch)
+
+
+def _rows(key: Any, kind: ColumnElement[bool], without: Collection[str]) -> Any:
+    size = func.length(c.data).label("size")
+    return select(c.id, size, key.label("key")).where(kind, c.topic.not_in(list(without)))
+
+
+def _either(due: Any, free: Any, batch: int) -> Any:
+    """Of what waited at most half a batch, so that the rest does not wait for it. In subqueries,
+    because parts of a UNION have no limit and no lock of their own."""
+    parts = (due.limit((batch + 1) // 2).subquery(), free.limit(batch).subquery())
+    both = union_all(*(select(part) for part in parts)).subquery()
+    return select(both).order_by(both.c.id)
+
+
+def _follows(kind: Callable[[Any], ColumnElement[bool]]) -> ColumnElement[bool]:
+    """Whether a row of that kind comes earlier in the same key."""
+    other = table.alias("earlier").c
+    same = (other.topic == c.topic, other.ordering_key == c.ordering_key, other.id < c.id)
+    return exists().where(keyed(other), kind(other), *same)
 
 
 class _Choice:

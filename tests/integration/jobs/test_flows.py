@@ -28,6 +28,7 @@ from penstock.jobs import (
     decode_job,
     encode_job,
 )
+from penstock.transactional.table import table as outbox_table
 from tests.support.job_scenes import INFO, TEXT, impatient, jobs_on, looks, until
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(120)]
@@ -455,7 +456,7 @@ async def has_events(scene, count):
 
 async def test_a_subscription_that_was_deleted_is_used_again_when_it_is_back(quick, monkeypatch):
     monkeypatch.setattr(
-        "penstock.jobs.messaging.client._REOPEN", Backoff(initial=0.05, maximum=0.1)
+        "penstock.jobs.messaging.listening._REOPEN", Backoff(initial=0.05, maximum=0.1)
     )
     async with jobs_on(quick) as scene, scene.working():
         handle = scene.system.pubsub.subscription("job-metadata")
@@ -496,6 +497,86 @@ async def test_a_queued_job_whose_message_was_lost_can_be_sent_again(quick):
         async with scene.working():
             await scene.ingestion.service.retry(record.job.job_id, "user-1")
             assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+
+
+async def test_a_job_retried_by_hand_that_fails_again_is_tried_again(place):
+    """A person and the runner both send the job's message again; neither may hide the other's."""
+    tries = []
+
+    async def stubborn(_):
+        tries.append(True)
+        return Done(info=INFO) if len(tries) > 3 else Retry("stubborn")
+
+    async with jobs_on(place, stages=impatient()) as scene:
+        record = await scene.submit()
+        await scene.view_at(record.job.job_id, JobStage.QUEUED)
+        await scene.ingestion.service.retry(record.job.job_id, "user-1")
+        async with scene.working(metadata=stubborn):
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        ids = [r.message_id for r in await scene.stored("job-processing")]
+        assert len(ids) == len(set(ids))
+
+
+async def test_a_job_that_waits_for_its_next_attempt_is_tried_at_once_when_asked(quick):
+    tries = []
+
+    async def shaky(_):
+        tries.append(True)
+        return Done(info=INFO) if len(tries) > 1 else Retry("busy", after=3600)
+
+    async with jobs_on(quick) as scene, scene.working(metadata=shaky):
+        record = await scene.submit()
+
+        async def waits():
+            return (await scene.ingestion.outbox.status()).waiting == 1
+
+        await until(waits)
+        await scene.ingestion.service.retry(record.job.job_id, "user-1")
+        assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        # The message that waited was let go, not followed by another.
+        assert len(await scene.stored("job-processing")) == 3
+
+
+async def test_a_retry_of_the_handlers_does_not_outlive_the_job(quick):
+    """It is cancelled while its next attempt waits: the message comes to a job that is over."""
+
+    async def busy(_):
+        return Retry("busy", after=3600)
+
+    async with jobs_on(quick) as scene, scene.working(metadata=busy):
+        record = await scene.submit()
+
+        async def waits():
+            return (await scene.ingestion.outbox.status()).waiting == 1
+
+        await until(waits)
+        await scene.ingestion.service.cancel(record.job.job_id)
+        async with scene.system.database.transaction() as connection:
+            await connection.execute(outbox_table.update().values(next_attempt_at=0))
+        scene.ingestion.relay.wake()
+        await until(lambda: nothing_pending(scene))
+        assert (await scene.ended(record.job.job_id)).stage is JobStage.CANCELLED
+        assert scene.calls[f"metadata {record.job.job_id}"] == 1
+
+
+async def nothing_pending(scene):
+    return await scene.ingestion.outbox.pending() == 0
+
+
+async def test_what_does_not_decode_is_put_back_until_its_attempts_are_used_up(place):
+    stages = impatient(invalid="retry", max_attempts=3)
+    async with jobs_on(place, stages=stages) as scene, scene.working(transcription=None):
+        broker = await scene.system.pubsub.broker()
+        said = {"stage": "Queued", "mediaType": "audio"}
+        long_ids = ["x" * 1020 + end for end in ("ab", "cd")]
+        strangers = [Draft.of(b"no job", said, message_id=name) for name in ("s-1", *long_ids)]
+        await broker.publish("job-processing", strangers)
+        dead = await scene.dead_letters(3)
+        assert len({letter.message_id for letter in dead}) == 3
+        assert "s-1.dead" in {letter.message_id for letter in dead}
+        came = [r.message_id for r in await scene.stored("job-processing")]
+        assert [i for i in came if i.startswith("s-1")] == ["s-1", "s-1.again-1", "s-1.again-2"]
+        assert len(came) == len(set(came)) == 9
 
 
 async def test_topics_of_their_own_share_the_concurrency_of_a_stage(quick):

@@ -16,6 +16,7 @@ from tests.support.spark_jobs import (
     all_ended,
     job_settings,
     records,
+    retry_by_hand,
     stored,
     submit,
     views,
@@ -76,6 +77,7 @@ def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tm
     with running(pipeline):
         wait_for(all_ended(settings, jobs))
         wait_for(lambda: all(v and v.stage.terminal for v in views(settings, jobs)))
+        wait_for(lambda: len(stored(settings, "job-processing-dead")) == 3)
     found = records(settings, jobs)
     assert [r.job.stage for r in found[:8]] == [JobStage.TRANSCRIPT_COMPLETE] * 8
     assert [(r.job.stage.value, r.reason, r.attempts) for r in found[8:]] == [
@@ -90,6 +92,9 @@ def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tm
         record.attributes.get("jobId", "none") for record in stored(settings, "job-processing-dead")
     }
     assert dead == {"none", jobs[10], jobs[11]}
+    # What does not decode was put back as the settings say before it was given up.
+    strange = [r.message_id for r in stored(settings, "job-processing") if r.data == b"no job"]
+    assert strange == ["s-1", "s-1.again-1", "s-1.again-2"]
     ids = Counter(record.message_id for record in stored(settings, "job-events"))
     assert set(ids.values()) == {1}
     assert len(ids) == 9 * 3 + 3 * 2
@@ -100,6 +105,16 @@ def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tm
     assert history.count() == len(ids)
     reasons = {row.job_id: row.reason for row in history.where("reason IS NOT NULL").collect()}
     assert reasons == {jobs[8]: "malformed", jobs[10]: "busy", jobs[11]: "time-limit"}
+
+
+def test_a_job_retried_by_hand_that_fails_again_is_tried_again(spark, settings, tmp_path):
+    """A person and the runner both send the job's message again; neither may hide the other's."""
+    CALLS.prepare(tmp_path)
+    [job] = submit(settings, "stubborn.wav")
+    retry_by_hand(settings, job)
+    with running(Pipeline(spark, settings, options(tmp_path, stages=("metadata",)))):
+        wait_for(lambda: records(settings, [job])[0].job.stage is not JobStage.QUEUED, within=40)
+    assert records(settings, [job])[0].job.stage is JobStage.METADATA_READY
 
 
 def test_a_backfill_works_through_what_is_there_and_ends(spark, settings, tmp_path):

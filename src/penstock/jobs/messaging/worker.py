@@ -1,24 +1,25 @@
-"""The asyncio worker of a stage: take a job, do the work, keep the result, say so, then ack.
+"""The asyncio worker of a stage: take a message, deal with it, ack it.
 
-The incoming message is the promise that all of it happens: it is acked only after the result is
-stored and the job's next messages are with the broker. A worker that dies anywhere before leaves
-it to be delivered again; what was already stored is then not done again, only said again, under
-the same message ids.
+The message is acked only after all that follows from it is committed. A worker that dies before
+leaves it to be delivered again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from types import TracebackType
 from typing import Self
 
 from penstock.jobs.messaging.client import PubSubClient
-from penstock.jobs.model.codec import decode_job
-from penstock.jobs.model.job import ProcessingJob
-from penstock.jobs.pipeline.processing import process
-from penstock.jobs.pipeline.stage import Outcome, Retry, Stage
+from penstock.jobs.messaging.listening import Listener, Listeners
+from penstock.jobs.messaging.subscriber import incoming, log_trouble
+from penstock.jobs.pipeline.processing import Processing
+from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.settings import StageSettings
-from penstock.jobs.store.store import ProcessingJobStore
+from penstock.jobs.store.job_store import ProcessingJobStore
+from penstock.jobs.telemetry import subject_of
+from penstock.message import Message
+from penstock.subscribing import Subscription
 
 _log = logging.getLogger("penstock.jobs")
 
@@ -33,31 +34,35 @@ class StageWorker:
         client: PubSubClient,
         store: ProcessingJobStore,
     ) -> None:
-        self.stage = stage.limited(settings.time_limit, settings.max_attempts)
-        self._retry = settings.retry_policy
-        self._client = client
-        self._store = store
-        self._subscribers = client.subscriber(settings, decode_job, self._handle, name=stage.name)
+        self._processing = Processing(stage, settings, store, client.observer)
+        # Several topics share the concurrency of a stage.
+        self._room = asyncio.Semaphore(settings.concurrency)
+        self._listeners = Listeners(
+            [self._listener(one, settings.drain) for one in client.subscriptions(settings)]
+        )
+
+    @property
+    def stage(self) -> Stage:
+        return self._processing.stage
 
     async def __aenter__(self) -> Self:
-        await self._subscribers.__aenter__()
+        await self._listeners.__aenter__()
         _log.info("Stage %s takes jobs that are %s", self.stage.name, self.stage.consumes)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._subscribers.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        await self._listeners.__aexit__()
 
-    async def _handle(self, job: ProcessingJob, _delivery: int) -> Outcome:
-        store = self._store
-        record = await store.begin(job)
-        processed = await process(self.stage, store, job, record, self._retry)
-        if processed.record is not None:
-            await self._client.publisher.publish_stage(processed.record, job.stage)
-        if isinstance(processed.outcome, Retry):
-            await store.end_attempt(job)
-        return processed.outcome
+    def _listener(self, subscription: Subscription, drain: float) -> Listener:
+        async def handle(message: Message) -> None:
+            async with self._room:
+                try:
+                    await self._processing.one(incoming(message, subscription))
+                except Exception as error:
+                    subject = subject_of(message.attributes, message.delivery_attempt)
+                    log_trouble(error, f"Stage {self.stage.name}", subject)
+                    message.nack()
+                else:
+                    message.ack()
+
+        return Listener(subscription, handle, name=f"stage {self.stage.name}", drain=drain)

@@ -54,13 +54,13 @@ def without_input(error: Exception | str) -> str:
     return text if _SAYS_ONLY_OURS.fullmatch(text) else "a value or field is not one of ours"
 
 
-def encode_job(job: ProcessingJob, attempt: int = 0) -> Draft:
+def encode_job(job: ProcessingJob, copy: int = 0) -> Draft:
     """The message that asks for the next stage; the same job at the same stage is the same id.
 
-    `attempt` makes another message of it, for runners that ask again by sending again.
+    `copy` makes another message of it, for the store, which numbers what is sent again.
     """
-    again = f".{attempt}" if attempt else ""
-    return Draft.of(
+    again = f".{copy}" if copy else ""
+    return Draft(
         _sound(_encode(job), _job_decoders[job.media_type]),
         attributes_of(job, job.stage, _previous(job)),
         message_id=f"{job.job_id}.{job.run}.{job.stage}{again}",
@@ -68,7 +68,7 @@ def encode_job(job: ProcessingJob, attempt: int = 0) -> Draft:
 
 
 def encode_event(event: JobEvent) -> Draft:
-    return Draft.of(
+    return Draft(
         _sound(_encode(event), _event_decoder),
         attributes_of(event, event.stage, event.previous),
         message_id=f"{event.job_id}.{event.run}.{event.stage}.event",

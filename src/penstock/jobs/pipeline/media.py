@@ -32,7 +32,7 @@ from penstock.jobs.model.job import (
 )
 from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Segment, Stage, Text
 from penstock.jobs.settings import UPLOAD, UPLOADS, JobSettings, MediaSettings
-from penstock.jobs.store.store import ProcessingJobStore
+from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.media.errors import MediaError
 from penstock.media.fetching.source import MediaSource
 from penstock.media.reading.documents import DocumentKind, extract_text

@@ -1,27 +1,34 @@
-"""One attempt at one job: is it due, do the work, keep the result. For every runner the same.
+"""One attempt at one job: is it due, do the work, keep the result and say it. For every runner the
+same.
 
-What remains to a runner: get jobs, send what `Processed.record` has to say, and settle by
-`Processed.outcome`, in this order. Then it may be killed anywhere, and whoever gets the job next
-does what is left.
+What remains to a runner: bring messages, and let go of each once it is dealt with here. Everything
+that follows from a message, the job's next stage, its next message, its event, another attempt, a
+dead letter, is committed in one transaction. So a runner may be killed anywhere: before, the
+message comes again; after, it is about something that is done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.config import RetryPolicy
 from penstock.errors import PenstockError
-from penstock.jobs.model.job import JobStage, ProcessingJob
+from penstock.jobs.messaging.dead_letters import Incoming, dead_letter, put_back
+from penstock.jobs.model.codec import InvalidMessageError, decode_job
+from penstock.jobs.model.job import ProcessingJob
 from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Stage
+from penstock.jobs.settings import StageSettings
+from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord, Standing, standing
-from penstock.jobs.store.store import ProcessingJobStore
-from penstock.jobs.telemetry import span
+from penstock.jobs.store.said import Said
+from penstock.jobs.telemetry import Observer, span, subject_of
+from penstock.retrying import Persistence, retry
 from penstock.rules.backoff import Backoff
+from penstock.transactional.outbox import LONGEST_DELAY
 
 _log = logging.getLogger("penstock.jobs")
 T = TypeVar("T")
@@ -29,117 +36,164 @@ T = TypeVar("T")
 # Seconds between looks at whether a job was cancelled: work on it is wasted, never wrong.
 _CANCEL_CHECK = 5.0
 # What took hours to find out is not thrown away because the database is away for a minute.
-_KEEP_TRYING = 120.0
-_KEEPING = Backoff(initial=0.2, maximum=5.0)
+_KEEPING = Persistence(backoff=Backoff(initial=0.2, maximum=5.0), within=120.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Processed:
-    """`outcome`: Done, it is dealt with; Retry, try again after so long; Reject, keep it as a dead
-    letter. `record`: the job at a stage that is to be told, if there is something to tell."""
+class Processing:
+    """A stage at work on its messages, with the limits and retries of its settings."""
 
-    outcome: Outcome
-    record: JobRecord | None = None
+    def __init__(
+        self,
+        stage: Stage,
+        settings: StageSettings,
+        store: ProcessingJobStore,
+        observer: Observer,
+    ) -> None:
+        self.stage = stage.limited(settings.time_limit, settings.max_attempts)
+        self._settings = settings
+        self._store = store
+        self._observer = observer
 
+    async def one(self, message: Incoming) -> None:
+        """Deal with a message: when this returns it may be forgotten.
 
-async def process(
-    stage: Stage,
-    store: ProcessingJobStore,
-    job: ProcessingJob,
-    record: JobRecord | None,
-    retry: RetryPolicy,
-) -> Processed:
-    """`record` is what `store.begin` answered. After a `Retry` the attempt has not been ended:
-    the runner does, because it knows who brings the job back."""
-    if job.stage is not stage.consumes:
-        # Some filter let through what is for another stage, which has it as well.
-        return Processed(Done())
-    match standing(job, record):
-        case Standing.STALE:
-            return Processed(Done())
-        case Standing.DONE:
-            return Processed(Done(), record)
-        case Standing.UNKNOWN:
-            # Its row is committed before its message is sent: this is another database.
-            return Processed(Reject("unknown-job"))
-    attempt = 1 if record is None else record.attempts
-    try:
-        with span(
-            f"process {stage.name}",
-            job.traceparent,
-            {"penstock.job.id": job.job_id, "penstock.job.attempt": attempt},
-        ):
-            outcome = await _work(stage, store, job, attempt)
-            return await _keep(stage, store, job, attempt, outcome, retry)
-    except asyncio.CancelledError:
-        # Whoever stops a worker does not make the job fail.
-        with suppress(PenstockError):
-            await asyncio.shield(store.end_attempt(job, counts=False))
-        raise
+        When it raises, because the database is in trouble for instance, the message must come
+        again; that costs the job no attempt.
+        """
+        job = await self.read(message)
+        if job is not None:
+            await self.attempt(message, job, await self._store.begin(job))
 
-
-async def _work(
-    stage: Stage, store: ProcessingJobStore, job: ProcessingJob, attempt: int
-) -> Outcome:
-    if stage.max_attempts is not None and attempt > stage.max_attempts:
-        # Whoever had it before died of it each time.
-        return Reject("gave-up", gave_up=True)
-    work = asyncio.ensure_future(stage.run(job, attempt))
-    try:
-        while not work.done():
-            await asyncio.wait({work}, timeout=_CANCEL_CHECK)
-            if not work.done() and not await _still_due(store, job):
-                return Done()
-    finally:
-        if not work.done():
-            work.cancel()
-            await asyncio.wait({work})
-    return work.result()
-
-
-async def _still_due(store: ProcessingJobStore, job: ProcessingJob) -> bool:
-    try:
-        return standing(job, await store.get(job.job_id)) is Standing.DUE
-    except PenstockError as error:
-        _log.warning("Cannot look whether job %s was cancelled: %s", job.job_id, error)
-        return True
-
-
-async def _keep(
-    stage: Stage,
-    store: ProcessingJobStore,
-    job: ProcessingJob,
-    attempt: int,
-    outcome: Outcome,
-    retry: RetryPolicy,
-) -> Processed:
-    match outcome:
-        case Retry(reason, after):
-            return Processed(Retry(reason, retry.delay(attempt) if after is None else after))
-        case Done():
-            record = await _patiently(lambda: store.advance(job, stage.emits, outcome))
-        case Reject(reason):
-            record = await _patiently(lambda: store.fail(job, reason, attempt))
-    # Somebody else may have been faster: then theirs is what there is to say.
-    record = record or await store.get(job.job_id)
-    if record is not None and record.job.stage is JobStage.QUEUED:
-        record = None  # It runs anew, and whoever made it do so has said it.
-    # A job that failed is dealt with; one that was given up is kept as a dead letter, too.
-    gave_up = isinstance(outcome, Reject) and outcome.gave_up
-    return Processed(outcome if gave_up else Done(), record)
-
-
-async def _patiently(change: Callable[[], Awaitable[T]]) -> T:
-    loop = asyncio.get_running_loop()
-    until = loop.time() + _KEEP_TRYING
-    failures = 0
-    while True:
+    async def read(self, message: Incoming) -> ProcessingJob | None:
+        """The job in a message; None when there is none, and that has been dealt with."""
         try:
-            return await change()
+            return decode_job(message.data, message.attributes)
+        except InvalidMessageError as error:
+            await self._is_no_job(message, error.reason)
+            return None
+
+    async def attempt(
+        self, message: Incoming, job: ProcessingJob, record: JobRecord | None
+    ) -> None:
+        """`record` is what `store.begin` answered."""
+        attempt = max(1, record.attempts if record is not None else 1)
+        subject = subject_of(message.attributes, max(attempt, message.delivery))
+        self._observer.received(subject, self._settings.subscription)
+        began = time.monotonic()
+        outcome = "lost"
+        try:
+            outcome = await self._attempted(message, job, record, attempt)
+        finally:
+            took = time.monotonic() - began
+            self._observer.handled(subject, self.stage.name, outcome, took)
+
+    async def _attempted(
+        self, message: Incoming, job: ProcessingJob, record: JobRecord | None, attempt: int
+    ) -> str:
+        """What became of it, in a word."""
+        if job.stage is not self.stage.consumes:
+            # Some filter let through what is for another stage, which has it as well.
+            return "stale"
+        match standing(job, record):
+            case Standing.STALE:
+                return "stale"
+            case Standing.DONE:
+                return "duplicate"
+            case Standing.UNKNOWN:
+                # Its row is committed before its message is sent: this is another database.
+                await self._bury(message, "unknown-job", attempt)
+                return "reject"
+        attributes: dict[str, str | int] = {
+            "penstock.job.id": job.job_id,
+            "penstock.job.attempt": attempt,
+        }
+        try:
+            with span(f"process {self.stage.name}", job.traceparent, attributes):
+                outcome = await self._work(job, attempt)
+                if outcome is None:
+                    return "stale"
+                await self._keep(message, job, attempt, outcome)
+        except asyncio.CancelledError:
+            # Whoever stops a worker does not make the job fail.
+            with suppress(PenstockError):
+                await asyncio.shield(self._store.interrupt(job))
+            raise
+        return type(outcome).__name__.lower()
+
+    async def _work(self, job: ProcessingJob, attempt: int) -> Outcome | None:
+        """None when the job was cancelled meanwhile."""
+        most = self.stage.max_attempts
+        if most is not None and attempt > most:
+            # Whoever had it before died of it each time.
+            return Reject("gave-up", gave_up=True)
+        work = asyncio.ensure_future(self.stage.run(job, attempt))
+        try:
+            while not work.done():
+                await asyncio.wait({work}, timeout=_CANCEL_CHECK)
+                if not work.done() and not await self._still_due(job):
+                    return None
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+        return work.result()
+
+    async def _still_due(self, job: ProcessingJob) -> bool:
+        try:
+            return standing(job, await self._store.get(job.job_id)) is Standing.DUE
         except PenstockError as error:
-            failures += 1
-            pause = _KEEPING.delay(failures)
-            if not error.retryable or loop.time() + pause > until:
-                raise
-            _log.warning("A result cannot be stored yet: %s", error)
-        await asyncio.sleep(pause)
+            _log.warning("Cannot look whether job %s was cancelled: %s", job.job_id, error)
+            return True
+
+    async def _keep(
+        self, message: Incoming, job: ProcessingJob, attempt: int, outcome: Outcome
+    ) -> None:
+        """Commit the outcome and all that follows from it. Somebody else may have been faster:
+        then theirs stands and ours changes nothing."""
+        store = self._store
+        match outcome:
+            case Done():
+                await self._patiently(job, lambda: store.advance(job, self.stage.emits, outcome))
+            case Retry(_, after):
+                usual = self._settings.retry_policy.delay(attempt)
+                seconds = usual if after is None else min(LONGEST_DELAY, max(0.0, after))
+                await self._patiently(job, lambda: store.try_again(job, seconds))
+            case Reject(reason, gave_up):
+                # A job that failed is dealt with; one that was given up is kept as well.
+                topic = self._settings.dead_letters(message.topic)
+                letter = (topic, dead_letter(message)) if gave_up else None
+                failed = await self._patiently(
+                    job, lambda: store.fail(job, reason, attempt, dead_letter=letter)
+                )
+                if failed is not None and letter is not None:
+                    self._observer.dead_lettered(
+                        subject_of(message.attributes, attempt), topic, reason
+                    )
+
+    async def _is_no_job(self, message: Incoming, reason: str) -> None:
+        """What does not decode is a dead letter, or is put back until somebody can read it."""
+        subject = subject_of(message.attributes, message.times_put_back + 1)
+        self._observer.received(subject, self._settings.subscription)
+        tried = message.times_put_back + 1
+        if self._settings.invalid == "retry" and tried < self._settings.max_attempts:
+            seconds = self._settings.retry_policy.delay(tried)
+            await self._store.send(Said(message.topic, put_back(message), seconds))
+            self._observer.handled(subject, self.stage.name, "retry", 0.0)
+            return
+        await self._bury(message, reason, tried)
+        self._observer.handled(subject, self.stage.name, "reject", 0.0)
+
+    async def _bury(self, message: Incoming, reason: str, attempt: int) -> None:
+        topic = self._settings.dead_letters(message.topic)
+        await self._store.send(Said(topic, dead_letter(message)))
+        self._observer.dead_lettered(subject_of(message.attributes, attempt), topic, reason)
+
+    async def _patiently(self, job: ProcessingJob, change: Callable[[], Awaitable[T]]) -> T:
+        def say(error: Exception, pause: float) -> None:
+            _log.warning(
+                "The result of stage %s for job %s cannot be stored yet; trying again in %.1f s: "
+                "%s",
+                *(self.stage.name, job.job_id, pause, error),
+            )
+
+        return await retry(change, _KEEPING, on_failure=say)

@@ -14,7 +14,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -43,6 +42,7 @@ from penstock.jobs.model.job import (
     now,
 )
 from penstock.jobs.pipeline.stage import Done
+from penstock.message import Draft
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -71,12 +71,9 @@ jobs = Table(
     Column("correlation_id", String(64)),
     Column("traceparent", String(55)),
     Column("request", String(64)),
-    Column("retry_us", BigInteger),
     Column("trying", Boolean, nullable=False),
-    Column("ready_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
     Column("updated_us", BigInteger, nullable=False),
-    Index("penstock_jobs_to_retry", "retry_us"),
 )
 
 texts = Table(
@@ -89,9 +86,9 @@ texts = Table(
 
 
 class JobRecord(Struct, frozen=True, kw_only=True):
-    """A job as it is kept. `version` counts its steps. `attempts`: those begun at this stage, as
-    far as its runner counts them here; `trying`: whether the last has not ended; `retry_at`: when
-    the next is due."""
+    """A job as it is kept. `version` counts what was said of it: its steps, and its messages that
+    were sent again. `attempts`: those begun at this stage; `trying`: whether the last has not
+    ended."""
 
     job: ProcessingJob
     source: str
@@ -105,19 +102,30 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     segments: int = 0
     characters: int = 0
     request: str | None = None
-    retry_at: datetime | None = None
     trying: bool = False
-    ready_at: datetime | None = None
-    """When its metadata was ready, in this run."""
 
     def event(self) -> JobEvent:
         """What to tell the world of its present stage; always the same for the same stage."""
-        common = self._common(self.updated_at, self.previous)
-        match self.job.stage:
+        job = self.job
+        common: dict[str, Any] = {
+            "job_id": job.job_id,
+            "user_id": job.user_id,
+            "media_type": job.media_type,
+            "run": job.run,
+            "at": self.updated_at,
+            "previous": self.previous,
+            "correlation_id": job.correlation_id,
+            "traceparent": job.traceparent,
+        }
+        match job.stage:
             case JobStage.QUEUED:
                 return JobQueued(**common)
             case JobStage.METADATA_READY:
-                return self.metadata_event()
+                return MetadataReady(
+                    **common,
+                    duration=getattr(job.info, "duration", None),
+                    size=getattr(job.info, "size", None),
+                )
             case JobStage.TRANSCRIPT_COMPLETE:
                 return TranscriptComplete(
                     **common,
@@ -130,34 +138,13 @@ class JobRecord(Struct, frozen=True, kw_only=True):
             case JobStage.CANCELLED:
                 return JobCancelled(**common)
 
-    def metadata_event(self) -> MetadataReady:
-        """What was to be told when its metadata was ready."""
-        return MetadataReady(
-            **self._common(self.ready_at or self.updated_at, JobStage.QUEUED),
-            duration=getattr(self.job.info, "duration", None),
-            size=getattr(self.job.info, "size", None),
-        )
-
-    def _common(self, at: datetime, previous: JobStage | None) -> dict[str, Any]:
-        job = self.job
-        return {
-            "job_id": job.job_id,
-            "user_id": job.user_id,
-            "media_type": job.media_type,
-            "run": job.run,
-            "at": at,
-            "previous": previous,
-            "correlation_id": job.correlation_id,
-            "traceparent": job.traceparent,
-        }
-
 
 class Standing(Enum):
     """How a message about a job stands to what is kept of it."""
 
     DUE = "due"
     DONE = "done"
-    """The job has gone on in this run: the work was done, its messages may not have been sent."""
+    """The job has gone on in this run: the work was done, and said."""
     STALE = "stale"
     """The job was cancelled, or runs anew."""
     UNKNOWN = "unknown"
@@ -182,6 +169,8 @@ class Step(Struct, frozen=True, kw_only=True):
     done: Done = Done()
     reason: str | None = None
     attempts: int = 0
+    dead_letter: tuple[str, Draft] | None = None
+    """A topic and the message that is kept there, because the job was given up."""
 
 
 class NewJob(Struct, frozen=True, kw_only=True):
@@ -195,7 +184,7 @@ class NewJob(Struct, frozen=True, kw_only=True):
 
 _CHANGED = (
     *("stage", "previous", "run", "version", "info", "title", "reason", "attempts", "language"),
-    *("segments", "characters", "updated_us", "retry_us", "trying", "ready_us"),
+    *("segments", "characters", "updated_us", "trying"),
 )
 CHANGE = (
     update(jobs)
@@ -204,10 +193,10 @@ CHANGE = (
 )
 
 
-SENT_AGAIN = (
+BEGIN = (
     update(jobs)
-    .where(jobs.c.job_id == bindparam("id"), jobs.c.retry_us == bindparam("due"))
-    .values(retry_us=None)
+    .where(jobs.c.job_id == bindparam("id"))
+    .values(attempts=bindparam("begun"), trying=True)
 )
 
 
@@ -257,13 +246,10 @@ def after(record: JobRecord, step: Step) -> JobRecord:
         "updated_at": now(),
         "reason": step.reason[:48] if step.reason else None,
         "attempts": step.attempts,
-        "retry_at": None,
         "trying": False,
     }
-    if step.to is JobStage.METADATA_READY:
-        changes["ready_at"] = changes["updated_at"]
     if again:
-        changes |= {"language": None, "segments": 0, "characters": 0, "ready_at": None}
+        changes |= {"language": None, "segments": 0, "characters": 0}
     if done.title is not None:
         changes["title"] = "".join(c for c in done.title if c.isprintable())[:500]
     if done.text is not None:
@@ -288,9 +274,7 @@ def changed_row(record: JobRecord) -> dict[str, Any]:
         "segments": record.segments,
         "characters": record.characters,
         "updated_us": micros(record.updated_at),
-        "retry_us": None if record.retry_at is None else micros(record.retry_at),
         "trying": record.trying,
-        "ready_us": None if record.ready_at is None else micros(record.ready_at),
     }
     return {"id": job.job_id} | {f"new_{name}": value for name, value in values.items()}
 
@@ -325,9 +309,7 @@ def record_of(row: Row[Any]) -> JobRecord:
         segments=kept["segments"],
         characters=kept["characters"],
         request=kept["request"],
-        retry_at=None if kept["retry_us"] is None else moment(kept["retry_us"]),
         trying=kept["trying"],
-        ready_at=None if kept["ready_us"] is None else moment(kept["ready_us"]),
     )
 
 

@@ -15,7 +15,8 @@ from typing import Self
 from penstock.batching import GroupCommit
 from penstock.broker import Log
 from penstock.errors import AlreadyExistsError, PenstockError
-from penstock.jobs.messaging.client import PubSubClient, Subscriber
+from penstock.jobs.messaging.client import PubSubClient
+from penstock.jobs.messaging.subscriber import Subscriber
 from penstock.jobs.model.codec import InvalidMessageError, decode_event
 from penstock.jobs.model.job import JobEvent
 from penstock.jobs.pipeline.stage import Done

@@ -1,11 +1,12 @@
 """The stages of media jobs as Structured Streaming queries, each with a checkpoint of its own.
 
-    job-processing ─▶ metadata       ─▶ job-processing, job-events
-    job-processing ─▶ transcription  ─▶ job-events
+    job-processing ─▶ metadata       ─▶ store and outbox
+    job-processing ─▶ transcription  ─▶ store and outbox
     job-events     ─▶ projection     ─▶ read model, history
+    outbox         ─▶ relay          ─▶ job-processing, job-events
 
-The stages are those that the asyncio worker runs. A batch that is run again finds in the store what
-was done, and publishes it again under the same message ids.
+The stages are those that the asyncio worker runs, and the relay is the same, in a thread of the
+driver. A batch that is run again finds in the store what was done.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.jobs.settings import JobSettings
+from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.progress import report
 from penstock.spark.jobs.projection import Project
-from penstock.spark.jobs.retrying import Retrier
-from penstock.spark.jobs.staging import HANDLERS, INPUT, OUTPUT, StageTask, stage_factories
+from penstock.spark.jobs.stage_task import HANDLERS, INPUT, OUTPUT, StageTask, stage_factories
 from penstock.spark.session.starting import activate
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Pipeline:
         activate(self._spark)
         with ExitStack() as stack:
             if set(self._options.stages) & set(STAGES):
-                stack.enter_context(Retrier(self._settings))
+                stack.enter_context(DriverRelay(self._settings))
             queries = {name: _Kept(self, name) for name in self._options.stages}
             try:
                 while not self._stopping.is_set():
@@ -107,16 +108,20 @@ class Pipeline:
                     query.end(self._options.drain)
 
     def backfill(self) -> None:
-        """Work through all there is now, stage by stage, and return."""
+        """Work through all there is now, stage by stage, and return. What is to be tried again
+        later stays in the outbox, for whoever runs next."""
         activate(self._spark)
-        for name in self._options.stages:
-            query = self.start(name, once=True)
-            while not query.awaitTermination(1):
+        with DriverRelay(self._settings) as relay:
+            for name in self._options.stages:
+                query = self.start(name, once=True)
+                while not query.awaitTermination(1):
+                    report(name, query)
+                    if self._stopping.is_set():
+                        query.stop()
+                        return
                 report(name, query)
-                if self._stopping.is_set():
-                    query.stop()
-                    return
-            report(name, query)
+                # What one stage says is what the next works through.
+                relay.wait_until_sent(self._options.drain)
 
     def start(self, name: str, *, once: bool = False) -> StreamingQuery:
         """Start the query of a stage, from where its checkpoint says."""
@@ -137,8 +142,7 @@ class Pipeline:
             filter=task.stage_settings.filter,
             maxRecordsPerPartition=str(self._options.partition),
         )
-        said = jobs.select(*INPUT).mapInArrow(task, OUTPUT)
-        return said.writeStream.format("penstock").option("url", self._settings.url)
+        return jobs.select(*INPUT).mapInArrow(task, OUTPUT).writeStream.format("noop")
 
     def _projection(self) -> DataStreamWriter:
         history = self._options.history

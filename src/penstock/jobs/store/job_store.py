@@ -1,8 +1,9 @@
 """Where jobs are kept: SQL, one row a job, changed only by legal steps.
 
 Every change is guarded by what it expects to find, so that a message that comes twice, late or out
-of order changes nothing the second time. Changes that wait for the database at the same time are
-committed together: a sync to disk costs the same for one as for fifty.
+of order changes nothing the second time. What a change says to the world is added to the outbox in
+the same transaction, so nobody has to say it afterwards. Changes that wait for the database at the
+same time are committed together: a sync to disk costs the same for one as for fifty.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.batching import GroupCommit
 from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from penstock.jobs.model.job import JobStage, ProcessingJob, now
+from penstock.jobs.model.codec import encode_job
+from penstock.jobs.model.job import JobStage, ProcessingJob
 from penstock.jobs.pipeline.stage import Done, Text
+from penstock.jobs.settings import Topics
 from penstock.jobs.store.records import (
+    BEGIN,
     CHANGE,
-    SENT_AGAIN,
     JobRecord,
     NewJob,
     Standing,
@@ -33,28 +36,45 @@ from penstock.jobs.store.records import (
     created,
     jobs,
     metadata,
-    micros,
     new_row,
     record_of,
     standing,
     texts,
 )
-from penstock.transactional import Database, insert_into
+from penstock.jobs.store.said import Said, again, of_stage, say
+from penstock.message import Draft
+from penstock.transactional import Database, Outbox, insert_into
 
 T = TypeVar("T")
 
 
 class ProcessingJobStore:
-    """Jobs and their texts in a database. Enter it to create the tables."""
+    """Jobs and their texts in a database. Enter it to create the tables.
 
-    def __init__(self, database: Database) -> None:
+    `on_commit` is called after each change that said something, to wake the relay that sends it.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        topics: Topics | None = None,
+        *,
+        on_commit: Callable[[], None] = lambda: None,
+    ) -> None:
         self.database = database
+        self.outbox = Outbox(database)
+        self._topics = topics or Topics()
+        self._on_commit = on_commit
         self._reads = GroupCommit(self._get_many, all_or_none=True)
-        self._steps = GroupCommit(self._take_in_a_transaction, all_or_none=True)
+        self._creating = GroupCommit(self._create_all, all_or_none=True)
+        self._steps = GroupCommit(self._take_all, all_or_none=True)
         self._begins = GroupCommit(self._begin_each, all_or_none=True)
+        self._retries = GroupCommit(self._try_again_all, all_or_none=True)
+        self._sends = GroupCommit(self._send_all, all_or_none=True)
 
     async def __aenter__(self) -> Self:
         await self.database.create_tables(metadata)
+        await self.outbox.create()
         return self
 
     async def __aexit__(
@@ -64,8 +84,11 @@ class ProcessingJobStore:
         traceback: TracebackType | None,
     ) -> None:
         await self._reads.aclose()
+        await self._creating.aclose()
         await self._steps.aclose()
         await self._begins.aclose()
+        await self._retries.aclose()
+        await self._sends.aclose()
 
     # Reading.
 
@@ -93,20 +116,67 @@ class ProcessingJobStore:
 
     # Changing.
 
+    async def add(self, new: NewJob) -> tuple[JobRecord, bool]:
+        """Keep a new job and say that it is there, and True; or what is kept of it, and False.
+        `AlreadyExistsError` when that was asked for by somebody else or differently."""
+        answer = await self._creating.do(new)
+        if isinstance(answer, AlreadyExistsError):
+            raise answer
+        return answer
+
+    async def _create_all(
+        self, new: Sequence[NewJob]
+    ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
+        async with self.database.transaction() as connection:
+            answers = await self.create(connection, new)
+        self._on_commit()
+        return answers
+
     async def create(
         self, connection: AsyncConnection, new: Sequence[NewJob]
     ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
-        """Keep new jobs, in the transaction of `connection`.
-
-        A job whose id exists is answered with what is kept, and False; when that was asked for by
-        somebody else or differently, with an error.
-        """
+        """`add` for several, in the transaction of `connection`; errors are answers."""
         await connection.execute(
             insert_into(connection, jobs).on_conflict_do_nothing(index_elements=["job_id"]),
             [new_row(one) for one in new],
         )
         kept = await self.find(connection, [one.job.job_id for one in new])
-        return [created(one, kept[one.job.job_id]) for one in new]
+        answers = [created(one, kept[one.job.job_id]) for one in new]
+        made = [a[0] for a in answers if not isinstance(a, AlreadyExistsError) and a[1]]
+        await self._say_stages(connection, made)
+        return answers
+
+    async def step(self, step: Step) -> JobRecord | None:
+        """Take a step and say so; None when the job is no longer where the step begins."""
+        return await self._steps.do(step)
+
+    async def advance(self, job: ProcessingJob, to: JobStage, done: Done) -> JobRecord | None:
+        """The job goes on to `to`; None when it is no longer where it was."""
+        return await self.step(Step(job=job, to=to, done=done))
+
+    async def fail(
+        self,
+        job: ProcessingJob,
+        reason: str,
+        attempts: int,
+        *,
+        dead_letter: tuple[str, Draft] | None = None,
+    ) -> JobRecord | None:
+        return await self.step(
+            Step(
+                job=job,
+                to=JobStage.FAILED,
+                reason=reason,
+                attempts=attempts,
+                dead_letter=dead_letter,
+            )
+        )
+
+    async def _take_all(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
+        async with self.database.transaction() as connection:
+            answers = await self.take(connection, steps)
+        self._on_commit()
+        return answers
 
     async def take(
         self, connection: AsyncConnection, steps: Sequence[Step]
@@ -133,11 +203,14 @@ class ProcessingJobStore:
         if taken:
             await connection.execute(CHANGE, [changed_row(record) for _, record in taken])
             await self._keep_texts(connection, [step for step, _ in taken])
+            await self._say_stages(connection, [record for _, record in taken])
+            dead = [Said(*step.dead_letter) for step, _ in taken if step.dead_letter]
+            await say(self.outbox, connection, dead)
         return answers
 
-    async def _take_in_a_transaction(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
-        async with self.database.transaction() as connection:
-            return await self.take(connection, steps)
+    async def _say_stages(self, connection: AsyncConnection, records: Sequence[JobRecord]) -> None:
+        said = [one for record in records for one in of_stage(record, self._topics)]
+        await say(self.outbox, connection, said)
 
     async def _keep_texts(self, connection: AsyncConnection, taken: Sequence[Step]) -> None:
         changed = [step for step in taken if step.done.text or step.to is JobStage.QUEUED]
@@ -157,21 +230,22 @@ class ProcessingJobStore:
         if rows:
             await connection.execute(insert(texts), rows)
 
-    async def advance(self, job: ProcessingJob, to: JobStage, done: Done) -> JobRecord | None:
-        """The job goes on to `to`; None when it is no longer where it was."""
-        return await self._steps.do(Step(job=job, to=to, done=done))
+    async def send(self, said: Said) -> None:
+        """Say something that is of no job, a dead letter that does not decode for instance."""
+        await self._sends.do(said)
 
-    async def fail(self, job: ProcessingJob, reason: str, attempts: int) -> JobRecord | None:
-        return await self._steps.do(
-            Step(job=job, to=JobStage.FAILED, reason=reason, attempts=attempts)
-        )
+    async def _send_all(self, messages: Sequence[Said]) -> Sequence[None]:
+        async with self.database.transaction() as connection:
+            await say(self.outbox, connection, messages)
+        self._on_commit()
+        return [None] * len(messages)
 
     # Attempts are counted here, not by a broker: one counts what it delivered, whatever became of
     # it, and gives up without telling anybody.
 
     async def begin(self, job: ProcessingJob) -> JobRecord | None:
-        """Count an attempt at a job if it is due, before it is made; it ends with a step or with
-        `end_attempt`, and is `trying` until then. Returns what is kept of it."""
+        """Count an attempt at a job if it is due, before it is made; it ends with a step, with
+        `try_again` or with `interrupt`, and is `trying` until then. Returns what is kept of it."""
         return await self._begins.do(job)
 
     async def _begin_each(self, wanted: Sequence[ProcessingJob]) -> Sequence[JobRecord | None]:
@@ -182,25 +256,42 @@ class ProcessingJobStore:
         async with self.database.transaction() as connection:
             kept = await self.find(connection, [job.job_id for job in wanted], lock=True)
             begun = {
-                job.job_id: replace(
-                    record, attempts=record.attempts + 1, retry_at=None, trying=True
-                )
+                job.job_id: replace(record, attempts=record.attempts + 1, trying=True)
                 for job in wanted
                 if (record := kept.get(job.job_id)) is not None
                 and standing(job, record) is Standing.DUE
             }
             if begun:
-                await connection.execute(CHANGE, [changed_row(one) for one in begun.values()])
+                rows = [{"id": job_id, "begun": one.attempts} for job_id, one in begun.items()]
+                await connection.execute(BEGIN, rows)
         return kept | begun
 
-    async def end_attempt(
-        self, job: ProcessingJob, *, counts: bool = True, again_in: float | None = None
-    ) -> None:
-        """An attempt ended and the job is where it was. `counts`: it failed, rather than being
-        interrupted. `again_in`: seconds after which the job is to be sent again, for runners
-        whose broker brings nothing back."""
-        due = None if again_in is None else micros(now()) + int(again_in * 1e6)
-        fewer = 0 if counts else 1
+    async def try_again(self, job: ProcessingJob, seconds: float) -> None:
+        """The attempt failed, and the job is sent again after so long; unless it has gone on, or
+        somebody else has ended the attempt."""
+        await self._retries.do((job, seconds))
+
+    async def _try_again_all(self, wanted: Sequence[tuple[ProcessingJob, float]]) -> Sequence[None]:
+        async with self.database.transaction() as connection:
+            kept = await self.find(connection, [job.job_id for job, _ in wanted], lock=True)
+            said: dict[str, Said] = {}
+            for job, seconds in wanted:
+                record = kept.get(job.job_id)
+                if record is None or standing(job, record) is not Standing.DUE:
+                    continue
+                if record.trying:
+                    ended = replace(record, trying=False, version=record.version + 1)
+                    kept[job.job_id] = ended
+                    said[job.job_id] = again(ended, self._topics, seconds)
+            if said:
+                await connection.execute(CHANGE, [changed_row(kept[job_id]) for job_id in said])
+                await say(self.outbox, connection, said.values())
+        self._on_commit()
+        return [None] * len(wanted)
+
+    async def interrupt(self, job: ProcessingJob) -> None:
+        """The attempt was stopped by us, so it does not count; whoever has the job's message
+        brings it back."""
         async with self.database.transaction() as connection:
             await connection.execute(
                 update(jobs)
@@ -210,30 +301,25 @@ class ProcessingJobStore:
                     jobs.c.stage == job.stage.value,
                     jobs.c.trying,
                 )
-                .values(retry_us=due, trying=False, attempts=jobs.c.attempts - fewer)
+                .values(trying=False, attempts=jobs.c.attempts - 1)
             )
 
-    async def to_retry(self, limit: int = 500) -> Sequence[JobRecord]:
-        """Jobs that are due to be sent again, the longest due first."""
-        query = (
-            select(jobs)
-            .where(jobs.c.retry_us <= micros(now()))
-            .order_by(jobs.c.retry_us)
-            .limit(limit)
-        )
-        async with self.database.transaction(reading=True) as connection:
-            return [record_of(row) for row in await connection.execute(query)]
-
-    async def sent_again(self, records: Sequence[JobRecord]) -> None:
-        """They were sent; those that were postponed since stay so."""
-        rows = [
-            {"id": record.job.job_id, "due": micros(record.retry_at)}
-            for record in records
-            if record.retry_at is not None
-        ]
-        if rows:
-            async with self.database.transaction() as connection:
-                await connection.execute(SENT_AGAIN, rows)
+    async def send_again(self, job: ProcessingJob) -> None:
+        """Let the job be tried now: its message goes at once if it is still to be sent, else it is
+        sent once more, because it may have been lost by an operator's hand."""
+        async with self.database.transaction() as connection:
+            record = (await self.find(connection, [job.job_id], lock=True)).get(job.job_id)
+            if record is None or standing(job, record) is not Standing.DUE:
+                return
+            topic = self._topics.of(job.media_type)
+            for draft in (encode_job(record.job), encode_job(record.job, record.version)):
+                if await self.outbox.hasten(connection, topic, str(draft.message_id)):
+                    break
+            else:
+                once_more = replace(record, version=record.version + 1)
+                await connection.execute(CHANGE, [changed_row(once_more)])
+                await say(self.outbox, connection, [again(once_more, self._topics, 0.0)])
+        self._on_commit()
 
 
 def idempotent(

@@ -1,0 +1,68 @@
+"""Sending jobs and events directly, for programs that have no transaction to add them to.
+
+The job system itself sends through the outbox of its database.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from penstock.client import PubSub
+from penstock.errors import PenstockError
+from penstock.jobs.model.codec import encode_event, encode_job
+from penstock.jobs.model.job import JobEvent, ProcessingJob
+from penstock.jobs.settings import Topics
+from penstock.jobs.telemetry import Observer, subject_of
+from penstock.message import Draft
+from penstock.publishing import ManagedPublisher, PublishRetry
+
+_WINDOW = 1000
+
+
+class Publisher:
+    """Sends jobs and events; returns once the broker has them."""
+
+    def __init__(self, pubsub: PubSub, topics: Topics, observer: Observer) -> None:
+        self._topics = topics
+        self._observer = observer
+        self._publisher = ManagedPublisher(
+            pubsub,
+            max_in_flight=_WINDOW,
+            refill_allowed_at=_WINDOW - 1,
+            retry=PublishRetry(attempts=5, deadline=30.0),
+        )
+
+    def start(self) -> None:
+        self._publisher.start()
+
+    async def aclose(self) -> None:
+        await self._publisher.drain(timeout=10.0)
+
+    async def publish_job(self, job: ProcessingJob) -> None:
+        await self.publish([(self._topics.of(job.media_type), encode_job(job))])
+
+    async def publish_event(self, event: JobEvent) -> None:
+        await self.publish([(self._topics.events, encode_event(event))])
+
+    async def publish(self, messages: Sequence[tuple[str, Draft]]) -> None:
+        """All of them; the first failure is raised once all are answered."""
+        began = time.monotonic()
+        flights = [
+            await self._publisher.publish_async(
+                topic, draft.data, headers=draft.attributes, message_id=draft.message_id
+            )
+            for topic, draft in messages
+        ]
+        failure: PenstockError | None = None
+        for (topic, draft), flight in zip(messages, flights, strict=True):
+            error: PenstockError | None = None
+            try:
+                await flight.ack
+            except PenstockError as raised:
+                failure = failure or raised
+                error = raised
+            took = time.monotonic() - began
+            self._observer.published(subject_of(draft.attributes, 1), topic, took, error)
+        if failure is not None:
+            raise failure

@@ -1,0 +1,83 @@
+"""The relay of the driver: tasks commit what is to be sent, and it is sent from here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from typing import Self
+
+from penstock.client import PubSub
+from penstock.errors import PenstockError, UnavailableError
+from penstock.jobs.settings import JobSettings
+from penstock.jobs.system import relaying
+from penstock.jobs.telemetry import LoggingObserver, Observers
+from penstock.retrying import Failures, Persistence
+from penstock.rules.backoff import Backoff
+from penstock.transactional import Database, Outbox
+
+_log = logging.getLogger("penstock.spark")
+# Tasks run in other processes and cannot wake it.
+_POLL = 0.1
+_OPENING = Persistence(backoff=Backoff(initial=0.5, maximum=5.0), worth_it=lambda _: True)
+
+
+class DriverRelay:
+    """Runs in a thread of the driver while it is entered, whatever the broker and the database do
+    meanwhile."""
+
+    def __init__(self, settings: JobSettings) -> None:
+        self._settings = settings
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="penstock-relay", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    def wait_until_sent(self, within: float) -> None:
+        """Until nothing is left to send but what waits for its time; an error after `within`
+        seconds."""
+        asyncio.run(self._until_sent(within))
+
+    async def _until_sent(self, within: float) -> None:
+        until = time.monotonic() + within
+        async with Database(self._settings.database) as database:
+            outbox = Outbox(database)
+            while True:
+                status = await outbox.status()
+                left = status.pending - status.waiting
+                if not left:
+                    return
+                if time.monotonic() > until:
+                    raise UnavailableError(
+                        f"{left} messages of the jobs are committed but could not be sent within "
+                        f"{within:g} s; see that the broker can be reached, and start again"
+                    )
+                await asyncio.sleep(_POLL / 2)
+
+    def _main(self) -> None:
+        failures = Failures(_OPENING)
+        while not self._stop.is_set():
+            try:
+                asyncio.run(self._relay())
+            except (PenstockError, OSError) as error:
+                pause = failures.pause_after(error, time.monotonic()) or 0.0
+                _log.warning(
+                    "Nothing can be sent for now; trying again in %.1f s: %s", pause, error
+                )
+                self._stop.wait(pause)
+
+    async def _relay(self) -> None:
+        observer = Observers(LoggingObserver())
+        async with (
+            PubSub(self._settings.url) as pubsub,
+            Database(self._settings.database) as database,
+            relaying(database, pubsub, observer, poll=_POLL),
+        ):
+            await asyncio.to_thread(self._stop.wait)
