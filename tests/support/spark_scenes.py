@@ -5,6 +5,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+# How long a query may take on a machine that has other things to do. Nothing waits that long.
+PATIENCE = 150.0
+
 
 def table(spark: SparkSession, url: str, topic: str, **options: Any) -> DataFrame:
     reader = spark.read.format("penstock").option("url", url).option("topic", topic)
@@ -32,7 +35,7 @@ def run_available(frame: DataFrame, folder: Path, name: str = "out") -> Path:
         .start()
     )
     try:
-        assert query.awaitTermination(50), "the query did not end"
+        assert query.awaitTermination(PATIENCE), "the query did not end"
     finally:
         query.stop()
     return out

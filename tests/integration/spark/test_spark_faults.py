@@ -12,7 +12,7 @@ from penstock.spark.source.reader import LogRange, read_range
 from tests.support.nats_scenes import api, fill, make, stored
 from tests.support.range_logs import WAYS, read_all_ranges
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import stream
+from tests.support.spark_scenes import PATIENCE, stream
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_task_that_fails_half_way_and_is_run_again_stores_nothing_twice(
     frame = stream(spark, server.url, "orders", maxRecordsPerPartition=250).select("data")
     frame = frame.mapInArrow(fail_first, "data binary")
     query = run(frame, server.url, tmp_path / "checkpoint", topic="copied", fence=fence)
-    assert query.awaitTermination(50)
+    assert query.awaitTermination(PATIENCE)
     assert sorted(map(int, stored(server.url, "copied"))) == list(range(500))
 
 

@@ -7,7 +7,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from tests.support.nats_scenes import api, fill, make, stored
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import stream, table
+from tests.support.spark_scenes import PATIENCE, stream, table
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def pump(frame, url, folder, **options):
         .start()
     )
     try:
-        assert query.awaitTermination(50), "the query did not end"
+        assert query.awaitTermination(PATIENCE), "the query did not end"
     finally:
         query.stop()
 

@@ -63,6 +63,40 @@ async def test_every_process_finds_the_same_server_and_the_last_stops_it(tmp_pat
     assert LocalServer(tmp_path).state() is None
 
 
+HOLDER = """
+    import sys
+    from penstock.connect import hold_server
+    hold = hold_server(f"local://{sys.argv[1]}")
+    print("ready", flush=True)
+    if sys.stdin.readline():
+        hold.close()
+        hold.close()
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_server_is_held_until_its_holder_lets_go_or_is_killed(tmp_path, killed):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLDER), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "ready\n"
+    user, pid = another_process(tmp_path)
+    end(user)
+    assert server.alive(pid), "another user has left, and it is held"
+    if killed:
+        holder.kill()
+        holder.communicate()
+        while server.alive(pid):
+            time.sleep(0.02)
+    else:
+        end(holder)
+        assert not server.alive(pid)
+    assert LocalServer(tmp_path).state() is None
+
+
 async def test_what_was_acknowledged_is_there_after_everybody_was_killed(tmp_path):
     async with PubSub(f"local://{tmp_path}") as pubsub:
         topic = await pubsub.topic("orders").create()
