@@ -18,7 +18,7 @@ from itertools import islice
 from penstock.broker import Capabilities
 from penstock.clock import NS, Alarm
 from penstock.errors import ClosedError, FlowControlError, PenstockError
-from penstock.message import AckResponse, Delivery, Message, Settlement, Verb
+from penstock.message import AckResponse, Delivery, Message, Record, Settlement, Verb
 from penstock.retrying import Persistence
 from penstock.subscribing.flow import Flow
 from penstock.subscribing.handlers import HandlerPool
@@ -121,7 +121,7 @@ class Deliveries:
         now = self._clock.monotonic()
         received = self._clock.time_ns() / NS
         messages = [Message(delivery, self, received) for delivery in deliveries]
-        size = sum([len(delivery.record.data) for delivery in deliveries])
+        size = sum([_size(delivery.record) for delivery in deliveries])
         self.flow.window.take(len(messages), size)
         self._send_all(self._leases.begin(messages, deliveries[0].ack_deadline, now))
         if self._order is not None:
@@ -316,7 +316,7 @@ class Deliveries:
             message._settled = True
 
     def _let_go(self, message: Message, failed: bool) -> None:
-        self.flow.window.release(1, len(message._delivery.record.data))
+        self.flow.window.release(1, _size(message._delivery.record))
         if self._order is not None:
             self._leave_order(message, failed=failed)
         if self._held:
@@ -378,7 +378,7 @@ class Deliveries:
         for message in messages:
             if self._expired is not None:
                 self._expired.append(message.id)
-            self.flow.window.release(1, message.length)
+            self.flow.window.release(1, _size(message._delivery.record))
             if self.handlers.is_running(message):
                 self._outlived.add(message)
             else:
@@ -417,3 +417,8 @@ class Deliveries:
         self._held.clear()
         self._outlived.clear()
         self._settler.give_up(AckResponse.OTHER)
+
+
+def _size(record: Record) -> int:
+    """Most messages have few bytes of attributes or none."""
+    return record.size if record.attributes else len(record.data)
