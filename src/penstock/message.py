@@ -146,6 +146,14 @@ class Record(Struct, frozen=True, gc=False):
     subject: str
     publish_time_ns: int
 
+    @property
+    def size(self) -> int:
+        """Bytes of data and attributes: what it takes up wherever messages are counted."""
+        size = len(self.data)
+        for key, value in self.attributes.items():
+            size += _bytes_of(key) + _bytes_of(value)
+        return size
+
     def __repr__(self) -> str:
         return f"<Record {self.message_id!r} at {self.sequence}, {len(self.data)} bytes>"
 
@@ -392,8 +400,12 @@ def check_text(what: str, text: object, limit: int) -> None:
             f"{what} has the control character {found[0]!r} at position {found.start()}; remove it"
         )
     try:
-        size = len(text) if text.isascii() else len(text.encode())
+        size = _bytes_of(text)
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"{what} is not valid text: {error.reason}") from None
     if size > limit:
         raise InvalidArgumentError(f"{what} is {size} bytes long; at most {limit} are allowed")
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

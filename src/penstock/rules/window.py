@@ -11,7 +11,8 @@ from penstock.config import check_whole
 class FlowControl:
     """How much a subscriber takes on at once.
 
-    `max_messages`, `max_bytes`: pulling stops when the unsettled messages reach either.
+    `max_messages`, `max_bytes`: pulling stops when the unsettled messages reach either; bytes are
+    those of data and attributes.
     `allow_excess_messages`: let a batch that was asked for while there was room go over.
     """
 

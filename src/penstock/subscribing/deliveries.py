@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 
 from penstock.broker import Capabilities
 from penstock.clock import NS, Alarm
 from penstock.errors import ClosedError, FlowControlError, PenstockError
-from penstock.message import AckResponse, Delivery, Message, Settlement, Verb
+from penstock.message import AckResponse, Delivery, Message, Record, Settlement, Verb
 from penstock.retrying import Persistence
 from penstock.subscribing.flow import Flow
 from penstock.subscribing.handlers import HandlerPool
@@ -45,7 +46,7 @@ class Deliveries:
         self._broker_orders = True
         self._alarm = Alarm(source.clock, self._on_alarm)
         self._held: deque[Message] = deque()
-        self.handlers = HandlerPool(wanted=self._leases.__contains__, on_done=self._handler_done)
+        self.handlers = HandlerPool(may_start=self._may_start, on_done=self._handler_done)
         self._handler: Handler | None = None
         self._outlived: set[Message] = set()
         self._settler = Settler(source, Persistence(backoff=options.backoff), self._answered)
@@ -120,7 +121,7 @@ class Deliveries:
         now = self._clock.monotonic()
         received = self._clock.time_ns() / NS
         messages = [Message(delivery, self, received) for delivery in deliveries]
-        size = sum([len(delivery.record.data) for delivery in deliveries])
+        size = sum([_size(delivery.record) for delivery in deliveries])
         self.flow.window.take(len(messages), size)
         self._send_all(self._leases.begin(messages, deliveries[0].ack_deadline, now))
         if self._order is not None:
@@ -130,6 +131,8 @@ class Deliveries:
         self._held.extend(messages)
         self.flow.changed()
         self._drain()
+        if self._held:
+            self._park(islice(reversed(self._held), len(messages)))
 
     def deliver_to(self, handler: Handler | None) -> None:
         """Call this handler from now on; without one messages wait, or are taken."""
@@ -150,7 +153,9 @@ class Deliveries:
         if not self._held or not self._flowing or self._full():
             return None
         self.flow.changed()
-        return self._held.popleft()
+        message = self._held.popleft()
+        self._start(message)
+        return message
 
     @property
     def taken_by_nobody(self) -> bool:
@@ -166,7 +171,7 @@ class Deliveries:
         waiting = [*self._held, *self.handlers.take_waiting()]
         self._held.clear()
         if self._order is not None:
-            waiting += self._order.clear()
+            waiting += self._order.take_waiting()
         ids = [message.id for message in waiting if message in self._leases]
         for message in waiting:
             self._release(message)
@@ -177,12 +182,17 @@ class Deliveries:
         # What handlers called here set free is delivered by this very loop.
         self._drain_due = True
         window, most, held = self.flow.window, self.flow.max_delivered, self._held
+        parked = self._leases.parked
         try:
             while held and self._flowing and self._handler is not None:
                 # What is held counts in the window: this cannot be full while that is not.
                 if window.messages > most and self._full():
                     break
-                self.handlers.call(self._handler, held.popleft())
+                message = held.popleft()
+                if parked:
+                    self._start(message)
+                if not self.handlers.call(self._handler, message):
+                    self._park([message])
         finally:
             self._drain_due = False
 
@@ -192,6 +202,20 @@ class Deliveries:
         if self._held and not self._drain_due:
             self._drain_due = True
             asyncio.get_running_loop().call_soon(self._drain)
+
+    def _park(self, messages: Iterable[Message]) -> None:
+        """They wait to be seen: what nobody saw must not end as a failed attempt."""
+        self._leases.park(messages, self._clock.monotonic())
+        self._alarm.set(self._leases.next())
+
+    def _start(self, message: Message) -> None:
+        """It will be seen: from here on its lease is its handler's business."""
+        if message.ack_id in self._leases.parked:
+            self._send_all(self._leases.start(message, self._clock.monotonic()))
+
+    def _may_start(self, message: Message) -> bool:
+        self._start(message)
+        return message in self._leases
 
     def _full(self) -> bool:
         """As many messages as the flow control allows are beyond waiting."""
@@ -292,7 +316,7 @@ class Deliveries:
             message._settled = True
 
     def _let_go(self, message: Message, failed: bool) -> None:
-        self.flow.window.release(1, len(message._delivery.record.data))
+        self.flow.window.release(1, _size(message._delivery.record))
         if self._order is not None:
             self._leave_order(message, failed=failed)
         if self._held:
@@ -315,7 +339,6 @@ class Deliveries:
             self._alarm.set(self._order.next())
 
     def _turn_of(self, message: Message) -> None:
-        self._leases.unpark(message)
         self._held.append(message)
         self._drain_soon()
 
@@ -323,13 +346,27 @@ class Deliveries:
 
     def _on_alarm(self) -> float | None:
         now = self._clock.monotonic()
-        self._send_all(self._leases.renewals(now))
+        told, overdue = self._leases.renewals(now)
+        self._send_all(told)
+        if overdue:
+            self._give_back_overdue(overdue)
         self._expire(self._leases.pop_expired(now))
         if self._order is not None:
             for message in self._order.stop_awaiting(now):
                 self._turn_of(message)
             self._alarm.set(self._order.next())
         return self._leases.next()
+
+    def _give_back_overdue(self, messages: Sequence[Message]) -> None:
+        """They have waited for so long that others should have them."""
+        for message in messages:
+            key = message.ordering_key
+            if self._order is not None and key is not None:
+                # Together with those behind it, which must not come first.
+                for later in self._order.take_waiting(key):
+                    self._release(later)
+            self._release(message)
+        self._held = deque(m for m in self._held if m in self._leases)
 
     def _expire(self, messages: Sequence[Message]) -> None:
         """The broker will deliver these again; what we hold of them is stale."""
@@ -341,7 +378,7 @@ class Deliveries:
         for message in messages:
             if self._expired is not None:
                 self._expired.append(message.id)
-            self.flow.window.release(1, message.length)
+            self.flow.window.release(1, _size(message._delivery.record))
             if self.handlers.is_running(message):
                 self._outlived.add(message)
             else:
@@ -380,3 +417,8 @@ class Deliveries:
         self._held.clear()
         self._outlived.clear()
         self._settler.give_up(AckResponse.OTHER)
+
+
+def _size(record: Record) -> int:
+    """Most messages have few bytes of attributes or none."""
+    return record.size if record.attributes else len(record.data)

@@ -25,18 +25,18 @@ class HandlerPool:
     message after the other. Each message runs in its own context: what a handler sets in a
     context variable is not seen by the next.
 
-    `on_done` is told when an async handler has ended, and when any has failed. What is no longer
-    `wanted` when its turn comes is not started.
+    `on_done` is told when an async handler has ended, and when any has failed. `may_start` is
+    asked when the turn of one has come that had to wait; if not, it is dropped.
     """
 
     def __init__(
         self,
         *,
-        wanted: Callable[[Message], bool],
+        may_start: Callable[[Message], bool],
         on_done: Callable[[Message, BaseException | None], None],
     ) -> None:
         self.limit = 1
-        self._wanted = wanted
+        self._may_start = may_start
         self._on_done = on_done
         # Handlers must not see what happened to be set where they are called from.
         self._context = copy_context()
@@ -57,7 +57,8 @@ class HandlerPool:
         """The message whose handler runs on this task."""
         return next((m for m, worker in self._running.items() if worker is task), None)
 
-    def call(self, handler: Handler, message: Message) -> None:
+    def call(self, handler: Handler, message: Message) -> bool:
+        """False: all `limit` are busy, and its turn will come."""
         context = self._context.copy()
         try:
             work = context.run(handler, message)
@@ -65,11 +66,13 @@ class HandlerPool:
             raise
         except BaseException as error:
             self._on_done(message, error)
-        else:
-            if work is not None and isawaitable(work):
-                self._waiting.append((message, work, context))
-                if not self._starting:
-                    self._call_up()
+            return True
+        if work is None or not isawaitable(work):
+            return True
+        self._waiting.append((message, work, context))
+        if not self._starting:
+            self._call_up()
+        return len(self._running) + len(self._waiting) <= self.limit
 
     def take_waiting(self) -> list[Message]:
         """Remove what has not started."""
@@ -122,7 +125,7 @@ class HandlerPool:
             self._starting.discard(worker)
             while self._waiting and len(self._workers) <= self.limit:
                 message, work, context = self._waiting.popleft()
-                if not self._wanted(message):
+                if not self._may_start(message):
                     _discard(work)
                     self._on_done(message, None)
                     continue

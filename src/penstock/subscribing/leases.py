@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.config import check_duration
@@ -18,8 +18,8 @@ class LeaseExtension:
 
     Every `interval` seconds, give or take `jitter` of it and in any case before half the ack
     deadline has passed, a message that is not settled gets a new ack deadline, until `max_total`
-    seconds after it was received. Extending ends at once when the message is settled or its async
-    handler returns, raises or is cancelled.
+    seconds after it was handed over. Extending ends at once when the message is settled or its
+    async handler returns, raises or is cancelled.
     """
 
     interval: float = 20.0
@@ -38,8 +38,11 @@ class LeaseExtension:
         return min(self.interval * spread, ack_deadline / 2)
 
 
-# How leases of messages that wait behind their key are kept.
+# How leases are kept of messages that wait for their handler: long enough for any handler before
+# them, and not for ever, because others could have them.
 _WHILE_PARKED = LeaseExtension(interval=600.0, jitter=0.0, max_total=3600.0)
+# A handler is not told of a deadline that is shorter by less than this, to spare the broker.
+_NEARLY = 0.9
 
 
 class LeaseBook:
@@ -60,7 +63,7 @@ class LeaseBook:
         self._renewal: Deadlines[str] = Deadlines()
         # Why a loan is renewed: it is extended or parked since then, or promised until then.
         self._extended_since: dict[str, float] = {}
-        self._parked: set[str] = set()
+        self.parked: set[str] = set()
         self._promised_until: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -107,21 +110,29 @@ class LeaseBook:
             self._promise([ack_id], now, now + seconds)
         return Settlement(ack_id, Verb.EXTEND, seconds)
 
-    def park(self, messages: Sequence[Message], now: float) -> None:
-        """We have them and they must wait: keep them until `unpark`."""
-        ack_ids = [message.ack_id for message in messages]
-        self._parked.update(ack_ids)
-        self._extended_since.update(dict.fromkeys(ack_ids, now))
-        self._renewal.add(now + self.ack_deadline / 2, ack_ids)
+    def park(self, messages: Iterable[Message], now: float) -> None:
+        """They wait for a handler to see them: keep them until `start`."""
+        ack_ids = [m.ack_id for m in messages if m.ack_id not in self.parked]
+        if ack_ids:
+            self.parked.update(ack_ids)
+            self._extended_since.update(dict.fromkeys(ack_ids, now))
+            self._renewal.add(now + self.ack_deadline / 2, ack_ids)
 
-    def unpark(self, message: Message) -> None:
-        self._parked.discard(message.ack_id)
+    def start(self, message: Message, now: float) -> list[Settlement]:
+        """A handler sees it now: it has its time from here on, however long it was parked."""
+        ack_id = message.ack_id
+        self.parked.discard(ack_id)
+        self._extended_since[ack_id] = now
+        ends = self._expiry.due(ack_id)
+        if ends is None or ends - now > _NEARLY * self.ack_deadline:
+            return []
+        return [self.prolong(ack_id, self.ack_deadline, now)]
 
     def stop_extending(self, message: Message) -> None:
         """Its handler has ended: it gets no more time than it was promised."""
         ack_id = message.ack_id
         if self._extended_since.pop(ack_id, None) is not None:
-            self._parked.discard(ack_id)
+            self.parked.discard(ack_id)
             if ack_id not in self._promised_until:
                 self._renewal.discard(ack_id)
 
@@ -139,7 +150,7 @@ class LeaseBook:
         self._expiry.clear()
         self._renewal.clear()
         self._extended_since.clear()
-        self._parked.clear()
+        self.parked.clear()
         self._promised_until.clear()
 
     # Time passes.
@@ -157,9 +168,10 @@ class LeaseBook:
             self._stop_renewing(ack_id)
         return expired
 
-    def renewals(self, now: float) -> list[Settlement]:
-        """What to tell the broker before loans end that are to be kept."""
-        told = []
+    def renewals(self, now: float) -> tuple[list[Settlement], list[Message]]:
+        """What to tell the broker before loans end that are to be kept; and the messages that
+        have waited for too long, to be given back before they end."""
+        told, overdue = [], []
         for ack_id in self._renewal.pop_due(now):
             until = self._promised_until.get(ack_id, 0.0)
             if until > now:
@@ -173,12 +185,14 @@ class LeaseBook:
                 self._renewal.add(now + extension.pause(self.ack_deadline), [ack_id])
                 self._promise([ack_id], now, ends)
             else:
+                if ack_id in self.parked:
+                    overdue.append(self._messages[ack_id])
                 self._stop_renewing(ack_id)
-        return told
+        return told, overdue
 
     def _extension_of(self, ack_id: str, now: float) -> LeaseExtension | None:
         since = self._extended_since.get(ack_id)
-        extension = self._extension or (_WHILE_PARKED if ack_id in self._parked else None)
+        extension = _WHILE_PARKED if ack_id in self.parked else self._extension
         if since is None or extension is None or now - since >= extension.max_total:
             return None
         return extension
@@ -193,4 +207,4 @@ class LeaseBook:
         self._renewal.discard(ack_id)
         self._extended_since.pop(ack_id, None)
         self._promised_until.pop(ack_id, None)
-        self._parked.discard(ack_id)
+        self.parked.discard(ack_id)

@@ -44,12 +44,17 @@ class KeyOrder:
         return self._lanes.waiting
 
     def enter(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-        """Those that may go, and those whose leases must be kept while they wait: a broker that
-        orders has lent no more than can be handled."""
+        """Those that may go, and those that wait behind another of their key."""
         going = [message for message in messages if self._enter(message)]
-        if self._broker_orders or len(going) == len(messages):
+        if len(going) == len(messages):
             return going, []
         return going, list(set(messages).difference(going))
+
+    def take_waiting(self, key: str | None = None) -> list[Message]:
+        """Remove what waits behind another, of one key or of all, in order. What goes keeps its
+        place."""
+        waiting = self._lanes.take_waiting(key) if key is not None else self._lanes.take_all()
+        return sorted(waiting, key=_sequence)
 
     def leave(self, message: Message, failed_at: float | None) -> Left:
         """The message is settled or has expired; when it failed it will come back."""

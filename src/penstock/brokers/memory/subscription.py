@@ -128,7 +128,7 @@ class SubscriptionState:
             else:
                 break
             record = loan.record
-            size = len(record.data)
+            size = record.size if record.attributes else len(record.data)
             if size > left and granted:
                 if redelivery:
                     again.appendleft(loan)

@@ -102,7 +102,7 @@ class Pulling:
                 found = await self._ask(inbox, consumer, max_messages, max_bytes, 0)
                 if not found and wait > 0:
                     found = await self._ask(inbox, consumer, 1, 0, wait)
-                    left = max_bytes - sum(len(raw[3]) for raw in found)
+                    left = max_bytes - sum(len(raw[2]) + len(raw[3]) for raw in found)
                     if found and max_messages > 1 and left > 0:
                         found += await self._ask(inbox, consumer, max_messages - 1, left, 0)
         except BaseException:
