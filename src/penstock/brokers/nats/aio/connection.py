@@ -18,10 +18,9 @@ import nats.aio.client
 import nats.errors
 import nkeys  # type: ignore[import-untyped]
 
-from penstock.brokers.nats.aio.wire import Wire, check_compatible
+from penstock.brokers.nats.aio.wire import Wire, check_compatible, closed_error
 from penstock.errors import (
     AlreadyExistsError,
-    ClosedError,
     DeadlineExceededError,
     FailedPreconditionError,
     InternalError,
@@ -128,6 +127,7 @@ class Connection:
         self._attempts = 0
         self._last_error: BaseException | None = None
         self._refusals: dict[str, asyncio.Future[None]] = {}
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._opened = False
         self._closed = False
         self.on_denied: Callable[[str], None] | None = None
@@ -221,9 +221,7 @@ class Connection:
                 "check the connection and this user's permissions"
             ) from None
         except (nats.errors.Error, OSError) as error:
-            raise UnavailableError(
-                f"The connection to the NATS server was lost: {error}"
-            ) from error
+            raise self.wire.loss(f"The connection to the NATS server was lost: {error}") from error
         decoded: dict[str, Any] = msgspec.json.decode(answer.data)
         if "error" in decoded:
             raise api_error(decoded["error"], missing)
@@ -236,9 +234,11 @@ class Connection:
         asking: asyncio.Future[Any] = asyncio.ensure_future(
             self._client.request(subject, payload, timeout=self.options.timeout)
         )
-        either: set[asyncio.Future[Any]] = {asking, refused}
+        either: set[asyncio.Future[Any]] = {asking, refused, self._ended}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.done():
+                raise closed_error()
             if refused.done() and not asking.done():
                 raise PermissionDeniedError(
                     f"The NATS server does not allow this user {subject!r}; grant it, see "
@@ -253,16 +253,23 @@ class Connection:
         """Seconds of a round trip to the server."""
         self._check_open()
         began = asyncio.get_running_loop().time()
+        # Never cancelled: nats-py's read loop does not survive a PONG that nobody waits for.
+        flushing = asyncio.ensure_future(self._client.flush(max(1, round(self.options.timeout))))
+        flushing.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await self._client.flush(max(1, round(self.options.timeout)))
+            await asyncio.wait({flushing, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.done():
+                raise closed_error()
+            await flushing
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise UnavailableError(f"The NATS server does not answer: {error}") from error
+            raise self.wire.loss(f"The NATS server does not answer: {error}") from error
         return asyncio.get_running_loop().time() - began
 
     async def close(self) -> None:
         if not self._closed:
-            self._closed = True
+            self._closed = self.wire.closed = True
             self.wire.lost()
+            self._ended.set_result(None)
             await self._close_client()
 
     async def _close_client(self) -> None:
@@ -274,8 +281,6 @@ class Connection:
             await asyncio.wait({closing}, timeout=self.options.timeout)
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("This connection to NATS is closed; make a new PubSub")
         self.wire.check_connected()
 
     async def _on_error(self, error: Exception) -> None:

@@ -250,7 +250,7 @@ class Publishing:
                     call.answer(at, int(sequence))
 
     def _on_loss(self) -> None:
-        error = UnavailableError(
+        error = self._wire.loss(
             "The connection to the NATS server was lost before it acknowledged; the message may "
             "or may not be stored"
         )

@@ -220,7 +220,7 @@ class Pulling:
         task.add_done_callback(self._background.discard)
 
     def _on_loss(self) -> None:
-        error = UnavailableError("The connection to the NATS server was lost")
+        error = self._wire.loss("The connection to the NATS server was lost")
         for inbox in list(self._busy):
             inbox.fail(error)
 
