@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
 from penstock.broker import Broker
+from penstock.capabilities import publish
 from penstock.clock import NS, Clock
 from penstock.config import check_duration, check_name, check_whole
 from penstock.errors import (
@@ -381,7 +382,7 @@ class ManagedPublisher:
         """One answer each, whatever happens."""
         try:
             broker = await self._pubsub.broker()
-            answers = await broker.publish(topic, drafts)
+            answers = await publish(broker, topic, drafts)
             if len(answers) != len(drafts):
                 raise InternalError(f"The broker answered {len(answers)} of {len(drafts)} drafts")
         except PenstockError as error:

@@ -9,7 +9,8 @@ from contextvars import copy_context
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
-from penstock.broker import Capabilities
+from penstock.broker import Broker
+from penstock.capabilities import check_delayed_nack
 from penstock.clock import NS, Alarm, Clock
 from penstock.errors import ClosedError, PenstockError
 from penstock.message import AckResponse, Delivery, Message, Settlement, Verb
@@ -62,6 +63,7 @@ class InFlight:
         self._held: deque[Message] = deque()
         self._order: KeyOrder | None = None
         self._outlived: set[Message] = set()
+        self._broker: Broker | None = None
         self._broker_orders = True
         self._broker_sets_deadlines = True
         self._granted = 60.0
@@ -97,8 +99,10 @@ class InFlight:
             self._order = None
         self.drain_soon()
 
-    def learn(self, capabilities: Capabilities) -> None:
+    def learn(self, broker: Broker) -> None:
         """What the broker does by itself, known once it is connected and before it delivers."""
+        self._broker = broker
+        capabilities = broker.capabilities
         self._broker_sets_deadlines = capabilities.sets_deadlines
         if self._broker_orders != capabilities.ordering:
             self._broker_orders = capabilities.ordering
@@ -228,6 +232,8 @@ class InFlight:
                 f"Subscription {self._name!r} is closed: message {message.id!r} can no longer be "
                 f"settled ({verb.value}) and will be delivered again"
             )
+        if seconds and self._broker is not None:
+            check_delayed_nack(self._broker, self._name)
         ack_id = message._delivery.ack_id
         self._settler.add(Settlement(ack_id, verb, seconds))
         if self._leases.end(ack_id) is not None:

@@ -272,7 +272,7 @@ class MessageStream:
             try:
                 if broker is None:
                     broker = await self._source.broker()
-                    self._inflight.learn(broker.capabilities)
+                    self._inflight.learn(broker)
                 if self._options.message_ordering and not broker.capabilities.ordering:
                     # We keep the order ourselves: one pull at a time, and none before the broker
                     # knows what came back.
