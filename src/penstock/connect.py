@@ -8,7 +8,8 @@ Adapters are imported only when asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -16,7 +17,7 @@ from typing import Any
 
 from penstock.broker import Broker
 from penstock.clock import Clock
-from penstock.errors import AlreadyExistsError, InvalidArgumentError
+from penstock.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 
 ENTRY_POINTS = "penstock.brokers"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*")
@@ -34,6 +35,8 @@ class BrokerKind:
     """Returns a broker that is ready to use and keeps time by the clock."""
     ranges: Callable[[str], Any] | None = None
     """Opens the topics' logs for readers that block; None when there is no such way in."""
+    shared: bool = True
+    """Other processes that open the address find the same topics."""
 
 
 async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Broker:
@@ -128,19 +131,32 @@ async def _memory(_url: str, clock: Clock) -> Broker:
 
 
 async def _local(url: str, clock: Clock) -> Broker:
-    from penstock.brokers.nats.local.folder import LocalBroker
+    with _extra("local"):
+        from penstock.brokers.nats.local.folder import LocalBroker
 
     return await LocalBroker.open(url.partition("://")[2], clock)
 
 
 async def _nats(url: str, clock: Clock) -> Broker:
-    from penstock.brokers.nats import NatsBroker
+    with _extra("nats"):
+        from penstock.brokers.nats import NatsBroker
 
     return await NatsBroker.connect(url, clock)
 
 
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Imports of an adapter, which needs packages that Penstock itself does not."""
+    try:
+        yield
+    except ImportError as error:
+        raise FailedPreconditionError(
+            f"This broker needs more packages ({error}): pip install 'penstock[{name}]'"
+        ) from error
+
+
 _KINDS = {
-    "memory": BrokerKind(_memory),
+    "memory": BrokerKind(_memory, shared=False),
     "local": BrokerKind(_local),
     "nats": BrokerKind(_nats),
     "tls": BrokerKind(_nats),
