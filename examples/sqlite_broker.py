@@ -87,8 +87,11 @@ class SqliteBroker:
     def __init__(self, path: Path | str, clock: Clock) -> None:
         self._clock = clock
         self._closed = False
-        self._connection = sqlite3.connect(path, isolation_level=None)
-        self._connection.executescript(TABLES)
+        try:
+            self._connection = sqlite3.connect(path, isolation_level=None)
+            self._connection.executescript(TABLES)
+        except sqlite3.Error as error:
+            raise UnavailableError(f"SQLite cannot open {str(path)!r}: {error}") from error
 
     @classmethod
     async def open(cls, url: str, clock: Clock) -> SqliteBroker:

@@ -70,9 +70,9 @@ def broker_kind(url: str) -> BrokerKind:
     """What is registered for the scheme of `url`. Nothing is opened."""
     if not isinstance(url, str):
         raise InvalidArgumentError(f"A broker's address must be text, not {type(url).__name__}")
-    # Only the scheme is ever shown: the rest may hold a password.
+    # Only a scheme is ever shown: whatever else stands there may be a password.
     scheme, separator, _ = url.partition("://")
-    scheme = scheme.lower() if separator else ""
+    scheme = scheme.lower() if separator and _SCHEME.fullmatch(scheme.lower()) else ""
     kind, installed = _KINDS.get(scheme), _installed().get(scheme, ())
     if len(installed) + (kind is not None) > 1:
         raise AlreadyExistsError(

@@ -74,7 +74,9 @@ async def test_an_unknown_scheme_names_the_known_ones_and_how_to_add_one():
     assert "secret" not in told and "loft" not in told
 
 
-@pytest.mark.parametrize("address", ["", "memory", "nats:secret@host", "secret"])
+@pytest.mark.parametrize(
+    "address", ["", "memory", "nats:secret@host", "secret", "ann:secret@nats://host"]
+)
 async def test_an_address_without_a_scheme_is_refused_and_not_shown(address):
     with pytest.raises(InvalidArgumentError, match="No broker for no://") as caught:
         await connect(address)
