@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from penstock.broker import Broker, TopicStatus
+from penstock.capabilities import check_snapshot, check_topic
 from penstock.clock import Clock
-from penstock.config import TopicConfig, check_name
+from penstock.config import DUPLICATE_WINDOW, TopicConfig, check_name
 from penstock.connect import connect
 from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
 from penstock.lifetime import AsyncClosing
@@ -17,17 +18,20 @@ from penstock.subscribing import MessageStream, Subscription
 from penstock.subscribing.events import Events
 from penstock.subscribing.options import SubscriptionOptions
 
+_DEFAULT_URL = "memory://"
+
 
 class PubSub(AsyncClosing):
     """A client of one broker.
 
     Connects to `url` when first used or entered, or uses the `broker` it is given. Closing it
-    closes every subscription opened through it, then the connection it made.
+    closes every subscription opened through it, then the connection if it made it: a broker that
+    was given is its giver's to close. Everything that needs a broker is given one of these.
     """
 
     def __init__(
         self,
-        url: str = "memory://",
+        url: str = _DEFAULT_URL,
         *,
         broker: Broker | None = None,
         clock: Clock | None = None,
@@ -37,6 +41,8 @@ class PubSub(AsyncClosing):
                 f"PubSub takes an address such as 'memory://', not a {type(url).__name__} "
                 "without '://'"
             )
+        if broker is not None and url != _DEFAULT_URL:
+            raise InvalidArgumentError("PubSub takes an address or a broker, not both")
         self._url = url
         self._clock = clock or Clock()
         self._connection = broker
@@ -82,7 +88,9 @@ class PubSub(AsyncClosing):
         return await (await self.broker()).admin.list_subscriptions()
 
     async def delete_snapshot(self, snapshot: str) -> None:
-        await (await self.broker()).admin.delete_snapshot(snapshot)
+        broker = await self.broker()
+        check_snapshot(broker, snapshot)
+        await broker.admin.delete_snapshot(snapshot)
 
     async def broker(self) -> Broker:
         """The connection, made on first use."""
@@ -144,7 +152,7 @@ class Topic:
         self,
         *,
         message_retention: float = 0.0,
-        duplicate_window: float = 120.0,
+        duplicate_window: float = DUPLICATE_WINDOW,
         routed_attributes: Sequence[str] = (),
     ) -> Topic:
         """Create it in the broker.
@@ -160,7 +168,9 @@ class Topic:
             duplicate_window=duplicate_window,
             routed_attributes=_keys(routed_attributes),
         )
-        await (await self._pubsub.broker()).admin.create_topic(config)
+        broker = await self._pubsub.broker()
+        check_topic(broker, config)
+        await broker.admin.create_topic(config)
         return self
 
     async def delete(self) -> None:

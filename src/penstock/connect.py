@@ -8,14 +8,20 @@ Adapters are imported only when asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from penstock.broker import Broker, Hold, OwnServer, RangeLog
 from penstock.clock import Clock
-from penstock.errors import AlreadyExistsError, InvalidArgumentError, UnimplementedError
+from penstock.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnimplementedError,
+)
 
 ENTRY_POINTS = "penstock.brokers"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*")
@@ -35,9 +41,10 @@ class BrokerKind:
     """Opens the topics' logs for readers that block; None when there is no such way in."""
     server: Callable[[str], OwnServer] | None = None
     """The server behind the address, where Penstock runs it; None where others do."""
+    shared: bool = True
+    """Other processes that open the address find the same topics."""
     check_shared: Callable[[str], None] = lambda _: None
-    """Raises `InvalidArgumentError` unless all processes that open this address, whatever folder
-    they work in, meet in one broker."""
+    """Raises `InvalidArgumentError` unless they do so from whatever folder they work in."""
 
 
 async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Broker:
@@ -117,9 +124,9 @@ def broker_kind(url: str) -> BrokerKind:
 
 
 def _scheme(url: str) -> str:
-    """All that is ever shown of an address: the rest may hold a password."""
+    """All that is ever shown of an address: whatever else stands there may be a password."""
     scheme, separator, _ = url.partition("://")
-    return scheme.lower() if separator else ""
+    return scheme.lower() if separator and _SCHEME.fullmatch(scheme.lower()) else ""
 
 
 @cache
@@ -171,13 +178,15 @@ def _alone(_url: str) -> None:
 
 
 async def _local(url: str, clock: Clock) -> Broker:
-    from penstock.brokers.nats.local.broker import LocalBroker
+    with _extra("local"):
+        from penstock.brokers.nats.local.broker import LocalBroker
 
     return await LocalBroker.open(url, clock)
 
 
 def _local_ranges(url: str) -> RangeLog:
-    from penstock.brokers.nats.local.ranges import LocalRangeLog
+    with _extra("local"):
+        from penstock.brokers.nats.local.ranges import LocalRangeLog
 
     return LocalRangeLog(url)
 
@@ -196,23 +205,36 @@ def _check_local(url: str) -> None:
 
 
 async def _nats(url: str, clock: Clock) -> Broker:
-    from penstock.brokers.nats.broker import NatsBroker
+    with _extra("nats"):
+        from penstock.brokers.nats.broker import NatsBroker
 
     return await NatsBroker.connect(url, clock)
 
 
 def _nats_ranges(url: str) -> RangeLog:
-    from penstock.brokers.nats.protocol.address import NatsOptions
-    from penstock.brokers.nats.sync.ranges import NatsRangeLog
+    with _extra("nats"):
+        from penstock.brokers.nats.protocol.address import NatsOptions
+        from penstock.brokers.nats.sync.ranges import NatsRangeLog
 
     options = NatsOptions.of(url)
     return NatsRangeLog(lambda: options)
 
 
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Imports of an adapter, which needs packages that Penstock itself does not."""
+    try:
+        yield
+    except ImportError as error:
+        raise FailedPreconditionError(
+            f"This broker needs more packages ({error}): pip install 'penstock[{name}]'"
+        ) from error
+
+
 _NATS = BrokerKind(_nats, _nats_ranges)
 _KINDS = {
-    "memory": BrokerKind(_memory, check_shared=_alone),
-    "local": BrokerKind(_local, _local_ranges, _local_server, _check_local),
+    "memory": BrokerKind(_memory, shared=False, check_shared=_alone),
+    "local": BrokerKind(_local, _local_ranges, _local_server, check_shared=_check_local),
     "nats": _NATS,
     "tls": _NATS,
 }

@@ -265,7 +265,8 @@ class Message(Struct, eq=False):
 
     @property
     def delivery_attempt(self) -> int:
-        """1 for the first delivery, one more after each nack or missed deadline."""
+        """1 for the first delivery, one more after each nack or missed deadline; 0 where the broker
+        does not count."""
         return self._delivery.delivery_attempt
 
     @property

@@ -93,7 +93,8 @@ def test_the_readme_program_runs_as_it_stands(tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-async def test_the_code_of_a_page_runs(page, capsys):
+async def test_the_code_of_a_page_runs(page, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
     async with PubSub(clock=VirtualClock()) as pubsub:
         topic = await pubsub.topic("orders").create()
         names = {"pubsub": pubsub, "topic": topic, "__name__": "page"}

@@ -24,8 +24,7 @@ class Scene:
     def relay(self, **options: Any) -> Relay:
         """One that is quick about everything."""
         defaults = {"poll": 0.02, "retry": Backoff(initial=0.01, maximum=0.05)}
-        source = options.pop("broker", self.pubsub)
-        return Relay(self.database, source, outbox=self.outbox, **{**defaults, **options})
+        return Relay(self.database, self.pubsub, outbox=self.outbox, **{**defaults, **options})
 
     async def add(
         self, *drafts: Draft, topic: str = "orders", after: float = 0.0

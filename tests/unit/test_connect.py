@@ -1,5 +1,6 @@
 """The registry of brokers: what leads where, and what is said when nothing does."""
 
+import subprocess
 import sys
 
 import pytest
@@ -73,7 +74,9 @@ async def test_an_unknown_scheme_names_the_known_ones_and_how_to_add_one():
     assert "secret" not in told and "loft" not in told
 
 
-@pytest.mark.parametrize("address", ["", "memory", "nats:secret@host", "secret"])
+@pytest.mark.parametrize(
+    "address", ["", "memory", "nats:secret@host", "secret", "ann:secret@nats://host"]
+)
 async def test_an_address_without_a_scheme_is_refused_and_not_shown(address):
     with pytest.raises(InvalidArgumentError, match="No broker for no://") as caught:
         await connect(address)
@@ -150,3 +153,34 @@ async def test_a_package_that_does_not_load_is_named_with_its_reason(install):
     _installed.cache_clear()
     with pytest.raises(InvalidArgumentError, match="wrong-broker must name a BrokerKind"):
         await connect("wrong://")
+
+
+def test_a_broker_whose_packages_are_missing_says_which_extra_brings_them():
+    script = (
+        "import asyncio, sys; sys.modules['nats'] = None; import penstock;"
+        "asyncio.run(penstock.connect('{}://x'))"
+    )
+    for scheme, extra in (("nats", "nats"), ("tls", "nats"), ("local", "local")):
+        ran = subprocess.run(
+            [sys.executable, "-c", script.format(scheme)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "FailedPreconditionError" in ran.stderr
+        assert f"pip install 'penstock[{extra}]'" in ran.stderr
+
+
+def test_only_what_lives_in_one_process_is_not_shared():
+    assert not broker_kind("memory://").shared
+    for address in ("local://./data", "nats://host", "tls://host"):
+        assert broker_kind(address).shared
+
+
+async def test_a_client_is_handed_an_address_or_a_broker_and_not_both():
+    broker = MemoryBroker()
+    with pytest.raises(InvalidArgumentError, match="not both"):
+        PubSub("local://./data", broker=broker)
+    async with PubSub(broker=broker) as pubsub:
+        assert await pubsub.broker() is broker
+    assert await broker.ping() == 0.0  # Left open: it was not the client's to close.

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.connect import broker_kind
 from penstock.errors import InvalidArgumentError
 from penstock.jobs.settings import JobSettings, load_settings
 
@@ -32,10 +33,11 @@ _CHATTY = ("faster_whisper", "httpx", "py4j", "uvicorn")
 def settings_from(config: Path | None, **arguments: Any) -> JobSettings:
     """The settings of a process among others: a broker in memory would be its own alone."""
     settings = load_settings(config, **arguments)
-    if settings.url.startswith("memory:"):
+    if not broker_kind(settings.url).shared:
+        scheme = settings.url.partition("://")[0]
         raise InvalidArgumentError(
-            "The broker memory:// cannot be shared with other processes; give one that can, such "
-            "as --url local://./penstock-data or --url nats://127.0.0.1"
+            f"The broker {scheme}:// cannot be shared with other processes; give one that can, "
+            "such as --url local://./penstock-data or --url nats://127.0.0.1"
         )
     return settings
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from penstock.broker import Broker
 from penstock.callbacks import leave_later
+from penstock.capabilities import publish
 from penstock.errors import DeadlineExceededError, InternalError, PenstockError
 from penstock.message import PublishFault
 from penstock.publishing.flight import Flight
@@ -74,7 +75,7 @@ class Calls:
         try:
             broker = await self._broker()
             self._on_sent(flights)
-            answers = await broker.publish(topic, [flight._draft for flight in flights])
+            answers = await publish(broker, topic, [flight._draft for flight in flights])
             if len(answers) != len(flights):
                 raise InternalError(f"The broker answered {len(answers)} of {len(flights)} drafts")
         except PenstockError as error:

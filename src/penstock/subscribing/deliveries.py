@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from penstock.broker import Capabilities
+from penstock.broker import Broker
+from penstock.capabilities import check_delayed_nack
 from penstock.clock import NS, Alarm
 from penstock.errors import ClosedError, FlowControlError, PenstockError
 from penstock.message import AckResponse, Delivery, Message, Record, Settlement, Verb
@@ -43,6 +44,7 @@ class Deliveries:
         self.flow = Flow()
         self._leases = LeaseBook()
         self._order: KeyOrder | None = None
+        self._broker: Broker | None = None
         self._broker_orders = True
         self._alarm = Alarm(source.clock, self._on_alarm)
         self._held: deque[Message] = deque()
@@ -72,8 +74,10 @@ class Deliveries:
         self._drain_soon()
         self.flow.changed()
 
-    def learn(self, capabilities: Capabilities) -> None:
+    def learn(self, broker: Broker) -> None:
         """What the broker does by itself, known once it is connected and before it delivers."""
+        self._broker = broker
+        capabilities = broker.capabilities
         self._leases.learn(broker_sets_deadlines=capabilities.sets_deadlines)
         if self._broker_orders != capabilities.ordering:
             self._broker_orders = capabilities.ordering
@@ -260,6 +264,8 @@ class Deliveries:
                 f"Subscription {self._source.name!r} is closed: message {message.id!r} can no "
                 f"longer be settled ({verb.value}) and will be delivered again"
             )
+        if seconds and self._broker is not None:
+            check_delayed_nack(self._broker, self._source.name)
         ack_id = message._delivery.ack_id
         self._settler.add(Settlement(ack_id, verb, seconds))
         if self._leases.end(ack_id) is not None:

@@ -209,7 +209,7 @@ class MessageStream:
             try:
                 if broker is None:
                     broker = await self.source.broker()
-                    self.deliveries.learn(broker.capabilities)
+                    self.deliveries.learn(broker)
                 one_at_a_time = self._options.message_ordering and not broker.capabilities.ordering
                 if one_at_a_time and puller not in self._pullers[:1]:
                     return

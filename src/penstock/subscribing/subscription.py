@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Unpack, overload
 
 from penstock.broker import Broker, SubscriptionStatus
+from penstock.capabilities import check_seek, check_snapshot, check_subscription
 from penstock.clock import Clock
 from penstock.config import SubscriptionConfig, check_name
 from penstock.errors import (
@@ -105,7 +106,9 @@ class Subscription:
                 "use topic.subscription(name) or pubsub.subscription(name, topic=…)"
             )
         config = SubscriptionConfig(name=self._name, topic=self._topic, **self._config)
-        await (await self.source.broker()).admin.create_subscription(config)
+        broker = await self.source.broker()
+        check_subscription(broker, config)
+        await broker.admin.create_subscription(config)
         return self
 
     async def delete(self) -> None:
@@ -125,11 +128,15 @@ class Subscription:
 
     async def create_snapshot(self, snapshot: str) -> None:
         """Remember what is not acked now, to `seek` back to; expires after seven days."""
-        await (await self.source.broker()).admin.create_snapshot(snapshot, self._name)
+        broker = await self.source.broker()
+        check_snapshot(broker, snapshot)
+        await broker.admin.create_snapshot(snapshot, self._name)
 
     async def seek(self, to: datetime | str) -> None:
         """Go to a time (aware) or a snapshot (by name): what is after it is delivered again."""
-        await (await self.source.broker()).admin.seek(self._name, to)
+        broker = await self.source.broker()
+        check_seek(broker, self._name, to)
+        await broker.admin.seek(self._name, to)
 
     # Receiving.
 

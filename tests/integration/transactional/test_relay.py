@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 from sqlalchemy import select, update
 
-from penstock import errors
+from penstock import PubSub, errors
 from penstock.brokers.memory import MemoryBroker
 from penstock.clock import Clock
 from penstock.message import Draft, PublishFault
@@ -515,6 +515,8 @@ def test_a_relay_refuses_options_that_make_no_sense():
     database = Database("sqlite://")
     for options in ({"batch": 0}, {"lease": 0}, {"poll": -1}, {"max_attempts": 0}):
         with pytest.raises(errors.InvalidArgumentError):
-            Relay(database, MemoryBroker(Clock()), **options)
+            Relay(database, PubSub(), **options)
     with pytest.raises(errors.InvalidArgumentError, match="another database"):
-        Relay(database, MemoryBroker(Clock()), outbox=Outbox(Database("sqlite://")))
+        Relay(database, PubSub(), outbox=Outbox(Database("sqlite://")))
+    with pytest.raises(errors.InvalidArgumentError, match=r"PubSub\(broker="):
+        Relay(database, MemoryBroker(Clock()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from penstock.broker import SubscriptionStatus, TopicStatus
+from penstock.broker import SubscriptionStatus, TopicStatus, Unsettled
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.dead_letters import ADVISORIES, DeadLetterMover
@@ -162,7 +162,8 @@ class NatsAdmin:
             if oldest is not None:
                 age = max(0.0, (self._clock.time_ns() - oldest.publish_time_ns) / NS)
         return SubscriptionStatus(
-            config=config, backlog=backlog, leased=info["num_ack_pending"], oldest_age=age
+            config=config,
+            unsettled=Unsettled(messages=backlog, leased=info["num_ack_pending"], oldest_age=age),
         )
 
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:  # noqa: ARG002

@@ -16,13 +16,20 @@ from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.aio.pushing import PushInbox
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.dead_letters import DeadLetterMover
+from penstock.brokers.nats.loans import Loans, foreign_ids, needs_loans
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.configuration import Consumer
 from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_ack_subject
 from penstock.clock import NS, Clock, PreciseTime
 from penstock.config import SubscriptionConfig
-from penstock.errors import PenstockError, SubscriptionNotFoundError
+from penstock.errors import (
+    PenstockError,
+    PermissionDeniedError,
+    SubscriptionNotFoundError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from penstock.message import (
     AckResponse,
     Delivery,
@@ -33,7 +40,6 @@ from penstock.message import (
     Settlement,
     Verb,
 )
-from penstock.rules.deadlines import Deadlines
 from penstock.rules.filters import parse_filter
 
 _DEAD = "CloudPubSubDeadLetterSource"
@@ -42,6 +48,7 @@ _DEAD = "CloudPubSubDeadLetterSource"
 class NatsBroker:
     """JetStream behind the port."""
 
+    name = "NATS JetStream"
     capabilities = Capabilities(
         durable=True,
         filters=True,
@@ -68,7 +75,7 @@ class NatsBroker:
         self.log = NatsLog(self._catalogue, self._pulling)
         self._mover = DeadLetterMover(connection, self._pulling, self.log, self._to_dead_letters)
         self.admin = NatsAdmin(connection, self._catalogue, self.log, self._mover, clock)
-        self._loans: dict[str, _Loans] = {}
+        self._loans: dict[str, Loans] = {}
         self._pushed: dict[str, PushInbox] = {}
         self._opening = asyncio.Lock()
         self._catalogue.on_forget = lambda subscription: self._loans.pop(subscription, None)
@@ -85,12 +92,39 @@ class NatsBroker:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
-        return await self._publishing.publish(topic, drafts)
+        answers = await self._publishing.publish(topic, drafts)
+        if PublishFault in map(type, answers):
+            answers = await self._confirm_missing(topic, answers)
+        return answers
+
+    async def _confirm_missing(
+        self, topic: str, answers: Sequence[Receipt | PublishFault]
+    ) -> Sequence[Receipt | PublishFault]:
+        """Nobody took some drafts: the topic is gone, or it has no leader for a moment."""
+        missing = [_says_missing(answer) for answer in answers]
+        if not any(missing):
+            return answers
+        self._catalogue.forget_routes(topic)
+        error: PenstockError
+        try:
+            await self._catalogue.stream_info(topic)
+        except (TopicNotFoundError, PermissionDeniedError):
+            if all(missing):
+                raise TopicNotFoundError(topic) from None
+            return answers
+        except PenstockError as unknown:
+            error = unknown
+        else:
+            error = UnavailableError(f"Topic {topic!r} is there, but nobody stores messages for it")
+        fault = PublishFault(error)
+        return [fault if gone else a for a, gone in zip(answers, missing, strict=True)]
 
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
     ) -> Sequence[Delivery]:
         consumer = await self._catalogue.consumer(subscription)
+        if max_messages < 1:
+            return []
         if consumer.config.dead_letter_policy is not None:
             self._mover.watch(consumer)
         until = self._clock.monotonic() + wait
@@ -137,8 +171,10 @@ class NatsBroker:
     async def settle(
         self, subscription: str, settlements: Sequence[Settlement]
     ) -> Sequence[AckResponse]:
-        config = (await self._catalogue.consumer(subscription)).config
-        loans = self._loans.get(subscription) if _needs_loans(config) else None
+        consumer = await self._catalogue.consumer(subscription)
+        config = consumer.config
+        foreign = foreign_ids(consumer, settlements)
+        loans = self._loans.get(subscription) if needs_loans(config) else None
         responses = [AckResponse.SUCCESS] * len(settlements)
         acks: list[tuple[bytes, bytes]] = []
         now = self._clock.monotonic()
@@ -148,6 +184,8 @@ class NatsBroker:
             exactly_once = config.enable_exactly_once_delivery
             if exactly_once and (loans is None or not loans.is_open(ack_id, now)):
                 responses[at] = AckResponse.INVALID
+                continue
+            if at in foreign:
                 continue
             acks.append((ack_id.encode(), await self._answer(config, settlement, loans)))
             answered.append(settlement)
@@ -162,7 +200,7 @@ class NatsBroker:
         return responses
 
     async def _answer(
-        self, config: SubscriptionConfig, settlement: Settlement, loans: _Loans | None
+        self, config: SubscriptionConfig, settlement: Settlement, loans: Loans | None
     ) -> bytes:
         """What to tell the server, after moving a spent message to the dead letters."""
         match settlement.verb:
@@ -187,7 +225,7 @@ class NatsBroker:
         return b'-NAK {"delay": %d}' % int(delay * NS) if delay else b"-NAK"
 
     async def _dead_letter(
-        self, config: SubscriptionConfig, settlement: Settlement, loans: _Loans
+        self, config: SubscriptionConfig, settlement: Settlement, loans: Loans
     ) -> bool:
         """Publish a spent message to the dead letters; False when that failed, so that it stays."""
         if settlement.ack_id in loans.moved:
@@ -236,50 +274,15 @@ class NatsBroker:
         """Only where answers need more than the ack id says."""
         if not deliveries:
             return
-        if _needs_loans(config):
+        if needs_loans(config):
             loans = self._loans.get(config.name)
             if loans is None:
-                loans = self._loans[config.name] = _Loans(config)
+                loans = self._loans[config.name] = Loans(config)
             loans.begin(deliveries, self._clock.monotonic())
 
 
-class _Loans:
-    """Open deliveries of a subscription: until when they are ours, and what is in them."""
-
-    def __init__(self, config: SubscriptionConfig) -> None:
-        self._ack_deadline = config.ack_deadline
-        self._ends: Deadlines[str] = Deadlines()
-        self._records: dict[str, Record] = {}
-        self.moved: set[str] = set()
-
-    def begin(self, deliveries: list[Delivery], now: float) -> None:
-        self._forget_expired(now)
-        self._ends.add(now + self._ack_deadline, [d.ack_id for d in deliveries])
-        self._records.update((d.ack_id, d.record) for d in deliveries)
-
-    def is_open(self, ack_id: str, now: float) -> bool:
-        ends = self._ends.due(ack_id)
-        return ends is not None and ends > now
-
-    def record(self, ack_id: str) -> Record | None:
-        return self._records.get(ack_id)
-
-    def settled(self, settlement: Settlement, now: float) -> None:
-        if settlement.verb is Verb.EXTEND and settlement.seconds:
-            self._ends.add(now + self._ack_deadline, [settlement.ack_id])
-        else:
-            self._ends.discard(settlement.ack_id)
-            self._records.pop(settlement.ack_id, None)
-            self.moved.discard(settlement.ack_id)
-
-    def _forget_expired(self, now: float) -> None:
-        for ack_id in self._ends.pop_due(now):
-            self._records.pop(ack_id, None)
-            self.moved.discard(ack_id)
-
-
-def _needs_loans(config: SubscriptionConfig) -> bool:
-    return config.enable_exactly_once_delivery or config.dead_letter_policy is not None
+def _says_missing(answer: Receipt | PublishFault) -> bool:
+    return isinstance(answer, PublishFault) and isinstance(answer.error, TopicNotFoundError)
 
 
 def _delivery(consumer: Consumer, raw: Raw) -> Delivery:

@@ -14,7 +14,7 @@ import nats.aio.client
 import nats.errors
 import nkeys  # type: ignore[import-untyped]
 
-from penstock.brokers.nats.aio.wire import Wire, check_compatible
+from penstock.brokers.nats.aio.wire import Wire, check_compatible, closed_error
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.errors import (
     Missing,
@@ -28,7 +28,7 @@ from penstock.brokers.nats.protocol.errors import (
     unusable_files,
 )
 from penstock.brokers.nats.protocol.requests import api_subject, decode_answer, encode_request
-from penstock.errors import ClosedError, InvalidArgumentError, UnavailableError
+from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.rules.backoff import Backoff
 
 _log = logging.getLogger("penstock")
@@ -47,6 +47,7 @@ class Connection:
         self._attempts = 0
         self._last_error: BaseException | None = None
         self._refusals: dict[str, asyncio.Future[None]] = {}
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._opened = False
         self._closed = False
         self.on_denied: Callable[[str], None] | None = None
@@ -117,7 +118,7 @@ class Connection:
         except (nats.errors.TimeoutError, TimeoutError):
             raise no_answer(self.options.timeout, subject) from None
         except (nats.errors.Error, OSError) as error:
-            raise connection_lost(error) from error
+            raise self.wire.loss(connection_lost(error)) from error
         return decode_answer(answer.data, missing)
 
     async def _ask(self, subject: str, payload: bytes) -> Any:
@@ -127,9 +128,11 @@ class Connection:
         asking: asyncio.Future[Any] = asyncio.ensure_future(
             self._client.request(subject, payload, timeout=self.options.timeout)
         )
-        either: set[asyncio.Future[Any]] = {asking, refused}
+        either: set[asyncio.Future[Any]] = {asking, refused, self._ended}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.done():
+                raise closed_error()
             if refused.done() and not asking.done():
                 raise denied(subject)
             return await asking
@@ -141,16 +144,25 @@ class Connection:
         """Seconds of a round trip to the server."""
         self._check_open()
         began = asyncio.get_running_loop().time()
+        # Never cancelled: nats-py's read loop does not survive a PONG that nobody waits for.
+        flushing = asyncio.ensure_future(self._client.flush(max(1, round(self.options.timeout))))
+        flushing.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await self._client.flush(max(1, round(self.options.timeout)))
+            await asyncio.wait({flushing, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.done():
+                raise closed_error()
+            await flushing
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise UnavailableError(f"The NATS server does not answer: {error}") from error
+            raise self.wire.loss(
+                UnavailableError(f"The NATS server does not answer: {error}")
+            ) from error
         return asyncio.get_running_loop().time() - began
 
     async def close(self) -> None:
         if not self._closed:
-            self._closed = True
+            self._closed = self.wire.closed = True
             self.wire.lost()
+            self._ended.set_result(None)
             await self._close_client()
 
     async def _close_client(self) -> None:
@@ -162,8 +174,6 @@ class Connection:
             await asyncio.wait({closing}, timeout=self.options.timeout)
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("This connection to NATS is closed; make a new PubSub")
         self.wire.check_connected()
 
     async def _on_error(self, error: Exception) -> None:

@@ -232,9 +232,11 @@ class Publishing:
                     call.answer(at, int(sequence))
 
     def _on_loss(self) -> None:
-        error = UnavailableError(
-            "The connection to the NATS server was lost before it acknowledged; the message may "
-            "or may not be stored"
+        error = self._wire.loss(
+            UnavailableError(
+                "The connection to the NATS server was lost before it acknowledged; the message "
+                "may or may not be stored"
+            )
         )
         for call in list(self._calls.values()):
             call.fail(error)

@@ -217,7 +217,7 @@ class Pulling:
         task.add_done_callback(self._background.discard)
 
     def _on_loss(self) -> None:
-        error = connection_lost()
+        error = self._wire.loss(connection_lost())
         for inbox in list(self._busy):
             inbox.fail(error)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from penstock.brokers.nats.aio.pulling import Pulling
-from penstock.brokers.nats.aio.wire import Wire
+from penstock.brokers.nats.aio.wire import Wire, closed_error
 from penstock.brokers.nats.protocol.configuration import Consumer
 from penstock.brokers.nats.protocol.records import Raw
 
@@ -24,6 +24,7 @@ class PushInbox:
         self._pulling = pulling
         self._waiting: deque[Raw] = deque()
         self._news = asyncio.Event()
+        self._ended = False
         self._unsubscribe: Callable[[], Awaitable[None]] | None = None
 
     async def open(self, consumer: Consumer) -> None:
@@ -35,13 +36,15 @@ class PushInbox:
 
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Raw]:
         """As `Pulling.pull`, from what is here."""
-        if not self._waiting and wait > 0:
+        if not self._waiting and wait > 0 and not self._ended:
             self._news.clear()
             try:
                 async with asyncio.timeout(wait):
                     await self._news.wait()
             except TimeoutError:
                 return []
+        if self._ended:
+            raise closed_error()
         taken: list[Raw] = []
         while self._waiting and len(taken) < max_messages:
             max_bytes -= len(self._waiting[0][3])
@@ -51,7 +54,9 @@ class PushInbox:
         return taken
 
     async def close(self) -> None:
-        """Give back what nobody pulled."""
+        """Give back what nobody pulled; who waits for more is told."""
+        self._ended = True
+        self._news.set()
         if self._unsubscribe is not None:
             await self._unsubscribe()
         if self._waiting and self._wire.connected:

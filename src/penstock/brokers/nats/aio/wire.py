@@ -23,7 +23,7 @@ from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
 from penstock.brokers.nats.protocol.errors import connection_lost
-from penstock.errors import InternalError, UnavailableError
+from penstock.errors import ClosedError, InternalError, PenstockError, UnavailableError
 
 if TYPE_CHECKING:
     from nats.aio.transport import Transport
@@ -159,6 +159,8 @@ class Wire:
         self._sinks: dict[bytes, Sink] = {}
         self._losses: list[Callable[[], None]] = []
         self.timeout = 5.0
+        self.closed = False
+        """We ended it ourselves: nothing will be tried again."""
         self._parser = LeanParser(client, self._sinks)
         self._parser.on_reset = self._on_reset
         client._ps = self._parser
@@ -183,6 +185,8 @@ class Wire:
         return bool(self._client.is_connected)
 
     def check_connected(self) -> None:
+        if self.closed:
+            raise closed_error()
         if not self._client.is_connected:
             raise UnavailableError(
                 "Not connected to the NATS server; a reconnect is being attempted"
@@ -268,10 +272,18 @@ class Wire:
         """Call `act` when the connection is lost."""
         self._losses.append(act)
 
+    def loss(self, otherwise: PenstockError) -> PenstockError:
+        """Why those who wait do so in vain: we closed the connection, or `otherwise`."""
+        return closed_error() if self.closed else otherwise
+
     def lost(self) -> None:
         """The connection is gone: nobody will answer what was asked on it."""
         for act in self._losses:
             act()
+
+
+def closed_error() -> ClosedError:
+    return ClosedError("This connection to NATS is closed; make a new PubSub")
 
 
 async def _ignore(_message: Any) -> None:

@@ -95,9 +95,9 @@ class LocalServer:
 
     def leave(self) -> None:
         """Stop the server if nobody else uses it and nobody asked to keep it."""
-        if self._users is None:
-            return
         with self._locked():
+            if self._users is None:
+                return
             # Said explicitly: a forked child may hold the same file open.
             fcntl.flock(self._users, fcntl.LOCK_UN)
             self._users.close()
