@@ -22,7 +22,7 @@ from penstock.message import AckResponse, Delivery, Message, Record, Settlement,
 from penstock.retrying import Persistence
 from penstock.subscribing.flow import Flow
 from penstock.subscribing.handlers import HandlerPool
-from penstock.subscribing.leases import LeaseBook
+from penstock.subscribing.leases import LeaseBook, LeaseExtension
 from penstock.subscribing.options import SubscriberOptions
 from penstock.subscribing.ordering import KeyOrder
 from penstock.subscribing.settling import Settler
@@ -46,8 +46,7 @@ class Deliveries:
         self._broker_orders = True
         self._alarm = Alarm(source.clock, self._on_alarm)
         self._held: deque[Message] = deque()
-        self.handlers = HandlerPool(may_start=self._may_start, on_done=self._handler_done)
-        self._handler: Handler | None = None
+        self.handlers = HandlerPool(self, may_start=self._may_start, on_done=self._handler_done)
         self._outlived: set[Message] = set()
         self._settler = Settler(source, Persistence(backoff=options.backoff), self._answered)
         self._flowing = True
@@ -59,8 +58,11 @@ class Deliveries:
     def configure(self, options: SubscriberOptions) -> None:
         """Take over options; what is in hand stays in hand."""
         self.flow.configure(options)
-        self.handlers.limit = options.flow_control.max_messages
-        self._leases.configure(options.ack_deadline, options.lease_extension)
+        self.handlers.configure(self.flow.max_delivered, options.threads)
+        extension = options.lease_extension
+        if extension is None and options.threads:
+            extension = LeaseExtension()
+        self._leases.configure(options.ack_deadline, extension)
         # By the end of it the leases have run out, and the broker redelivers anyway.
         patience = options.ack_deadline or 60.0
         self._settler.persistence = Persistence(backoff=options.backoff, within=patience)
@@ -120,7 +122,8 @@ class Deliveries:
             return
         now = self._clock.monotonic()
         received = self._clock.time_ns() / NS
-        messages = [Message(delivery, self, received) for delivery in deliveries]
+        owner = self.handlers.owner
+        messages = [Message(delivery, owner, received) for delivery in deliveries]
         size = sum([_size(delivery.record) for delivery in deliveries])
         self.flow.window.take(len(messages), size)
         self._send_all(self._leases.begin(messages, deliveries[0].ack_deadline, now))
@@ -134,9 +137,9 @@ class Deliveries:
         if self._held:
             self._park(islice(reversed(self._held), len(messages)))
 
-    def deliver_to(self, handler: Handler | None) -> None:
-        """Call this handler from now on; without one messages wait, or are taken."""
-        self._handler = handler
+    def deliver_to(self, listeners: Sequence[Handler]) -> None:
+        """Call these from now on; without any messages wait, or are taken."""
+        self.handlers.listen(listeners)
         self._drain_soon()
 
     def pause(self) -> None:
@@ -160,7 +163,7 @@ class Deliveries:
     @property
     def taken_by_nobody(self) -> bool:
         """What waits will not be handed over as things are."""
-        return not self._flowing or (self._handler is None and self.flow.ahead is None)
+        return not self._flowing or not (self.handlers.listening or self.flow.ahead is not None)
 
     def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """Release what was never taken in hand."""
@@ -182,16 +185,16 @@ class Deliveries:
         # What handlers called here set free is delivered by this very loop.
         self._drain_due = True
         window, most, held = self.flow.window, self.flow.max_delivered, self._held
-        parked = self._leases.parked
+        parked, handlers = self._leases.parked, self.handlers
         try:
-            while held and self._flowing and self._handler is not None:
+            while held and self._flowing and handlers.listening:
                 # What is held counts in the window: this cannot be full while that is not.
                 if window.messages > most and self._full():
                     break
                 message = held.popleft()
                 if parked:
                     self._start(message)
-                if not self.handlers.call(self._handler, message):
+                if not handlers.call(message):
                     self._park([message])
         finally:
             self._drain_due = False
@@ -242,10 +245,10 @@ class Deliveries:
         self.flow.changed()
 
     def _handler_failed(self, message: Message, failure: BaseException) -> None:
+        if self._ending and isinstance(failure, asyncio.CancelledError):
+            return  # `abandon` did it, and gives the message back.
         if not self._closed:
             message.nack()
-        if self._ending and isinstance(failure, asyncio.CancelledError):
-            return
         # An exception is somebody else's class, and may refuse even this.
         with suppress(Exception):
             if not hasattr(failure, "__notes__"):
@@ -417,6 +420,7 @@ class Deliveries:
         self._held.clear()
         self._outlived.clear()
         self._settler.give_up(AckResponse.OTHER)
+        self.handlers.close()
 
 
 def _size(record: Record) -> int:

@@ -192,6 +192,14 @@ class Subscription:
         await self.source.events.finish(timeout=5.0)
         return sum(reports, CloseReport())
 
+    async def wait_closed(self) -> None:
+        """Wait until it is closed, whoever closes it; raises what ended it, when nobody did.
+
+        Returns at once when it was never opened. Cancelling it closes nothing.
+        """
+        if self._stream is not None:
+            await self._stream.wait_stopped()
+
     def __aiter__(self) -> AsyncIterator[Message]:
         """Receive by iterating, one loop at a time.
 
