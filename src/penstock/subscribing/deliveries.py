@@ -122,8 +122,7 @@ class Deliveries:
             return
         now = self._clock.monotonic()
         received = self._clock.time_ns() / NS
-        owner = self.handlers.owner
-        messages = [Message(delivery, owner, received) for delivery in deliveries]
+        messages = Message.of(deliveries, self.handlers.owner, received)
         size = sum([_size(delivery.record) for delivery in deliveries])
         self.flow.window.take(len(messages), size)
         self._send_all(self._leases.begin(messages, deliveries[0].ack_deadline, now))
@@ -265,8 +264,9 @@ class Deliveries:
             )
         ack_id = message._delivery.ack_id
         self._settler.add(Settlement(ack_id, verb, seconds))
-        if self._leases.end(ack_id) is not None:
-            self._let_go(message, verb is Verb.NACK)
+        held = self._leases.end(ack_id)
+        if held is not None:
+            self._let_go(held, verb is Verb.NACK)
 
     async def settle_with_response(
         self, message: Message, verb: Verb, *, first: bool
@@ -280,8 +280,9 @@ class Deliveries:
                 return AckResponse.FAILED_PRECONDITION
             return AckResponse.INVALID if exactly_once else AckResponse.SUCCESS
         response = self._settler.ask(Settlement(message.ack_id, verb))
-        if self._leases.end(message.ack_id) is not None:
-            self._let_go(message, verb is Verb.NACK)
+        held = self._leases.end(message.ack_id)
+        if held is not None:
+            self._let_go(held, verb is Verb.NACK)
         # The message is settled, whether or not its handler lives to hear the answer.
         return await asyncio.shield(response)
 
