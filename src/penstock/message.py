@@ -10,14 +10,15 @@ Draft ──publish──▶ Receipt            what the publisher holds
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from datetime import datetime
 from enum import Enum, IntEnum
-from types import MappingProxyType, TracebackType
-from typing import Protocol, Self
+from types import TracebackType
+from typing import NoReturn, Protocol, Self
 
 from msgspec import Struct
 
-from penstock.clock import PreciseTime
+from penstock.clock import NS, Clock, PreciseTime, to_ns
 from penstock.errors import (
     DeadlineExceededError,
     InternalError,
@@ -203,7 +204,7 @@ class Settlement(Struct, frozen=True, gc=False):
 
 
 class Owner(Protocol):
-    """Who answers for a message's verbs: the stream that delivered it."""
+    """Who answers for a message's verbs: its subscription, or what of it delivered the message."""
 
     def settle(self, message: Message, verb: Verb, seconds: float | None) -> None: ...
 
@@ -214,18 +215,86 @@ class Owner(Protocol):
     def modify_ack_deadline(self, message: Message, seconds: float) -> None: ...
 
 
-class Message(Struct, eq=False):
+class Attributes(dict[str, str]):
+    """The attributes of a message: a dict in everything but that it cannot be changed."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "The attributes of a message cannot be changed; copy them first: "
+            "dict(message.attributes)"
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[Attributes], tuple[dict[str, str]]]:
+        return Attributes, (dict(self),)
+
+
+class Message:
     """A received message. Its content never changes; the first settlement wins.
 
     The verbs return at once and are sent in batches; `*_with_response` waits for the broker's
     answer. `async with message:` acks when the block succeeds and nacks when it raises.
-    Call the verbs from the event loop's own thread.
+    Call the verbs from the event loop's own thread, or in a handler that runs in a thread.
+
+    Streams make messages. One that is made by hand is settled through its `subscription`, which
+    must be open; for tests of handlers see `penstock.testing.make_message`.
     """
+
+    __slots__ = ("_delivery", "_owner", "_received", "_settled")
 
     _delivery: Delivery
     _owner: Owner
     _received: float
-    _settled: bool = False
+    _settled: bool
+
+    def __init__(
+        self,
+        id: str,
+        ack_id: str,
+        data: bytes,
+        attributes: Mapping[str, str],
+        publish_time: datetime,
+        subscription: Owner,
+        ordering_key: str | None = None,
+        *,
+        delivery_attempt: int = 1,
+        subject: str = "",
+    ) -> None:
+        if not isinstance(publish_time, datetime) or publish_time.tzinfo is None:
+            raise InvalidArgumentError(
+                f"publish_time must be an aware datetime (with a time zone), not {publish_time!r}"
+            )
+        record = Record(
+            sequence=0,
+            message_id=id,
+            data=_as_bytes(data),
+            attributes=dict(attributes),
+            ordering_key=ordering_key,
+            subject=subject,
+            publish_time_ns=to_ns(publish_time),
+        )
+        self._delivery = Delivery(record, ack_id, delivery_attempt, MAX_ACK_DEADLINE)
+        self._owner = subscription
+        self._received = Clock().time_ns() / NS
+        self._settled = False
+
+    @staticmethod
+    def of(deliveries: Sequence[Delivery], owner: Owner, received: float) -> list[Message]:
+        """The messages of deliveries: what a stream makes, past `__init__` and its checks."""
+        messages = []
+        new = Message.__new__
+        for delivery in deliveries:
+            message = new(Message)
+            message._delivery = delivery
+            message._owner = owner
+            message._received = received
+            message._settled = False
+            messages.append(message)
+        return messages
 
     @property
     def id(self) -> str:
@@ -241,9 +310,9 @@ class Message(Struct, eq=False):
         return self._delivery.record.data
 
     @property
-    def attributes(self) -> Mapping[str, str]:
-        """A read-only view."""
-        return MappingProxyType(self._delivery.record.attributes)
+    def attributes(self) -> Attributes:
+        """A read-only dict."""
+        return Attributes(self._delivery.record.attributes)
 
     @property
     def publish_time(self) -> PreciseTime:

@@ -28,13 +28,6 @@ async def publish(topic: Topic, count: int, **options: Any) -> list[str]:
 
 def loans(*ack_ids: str, key: str | None = None) -> list[Message]:
     """Messages that nobody delivered; the number in an ack id is the sequence."""
-    return [
-        Message(
-            Delivery(
-                Record(int(ack_id.lstrip("a")), ack_id, b"", {}, key, "orders", 0), ack_id, 1, 10.0
-            ),
-            None,
-            0.0,
-        )
-        for ack_id in ack_ids
-    ]
+    records = [Record(int(a.lstrip("a")), a, b"", {}, key, "orders", 0) for a in ack_ids]
+    deliveries = [Delivery(record, record.message_id, 1, 10.0) for record in records]
+    return Message.of(deliveries, None, 0.0)

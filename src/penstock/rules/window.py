@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.config import check_whole
+from penstock.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +24,10 @@ class FlowControl:
     def __post_init__(self) -> None:
         check_whole("max_messages", self.max_messages, 1)
         check_whole("max_bytes", self.max_bytes, 1)
+        if not isinstance(self.allow_excess_messages, bool):
+            raise InvalidArgumentError(
+                f"allow_excess_messages must be True or False, not {self.allow_excess_messages!r}"
+            )
 
 
 class Window:

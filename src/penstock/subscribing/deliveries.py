@@ -23,7 +23,7 @@ from penstock.message import AckResponse, Delivery, Message, Record, Settlement,
 from penstock.retrying import Persistence
 from penstock.subscribing.flow import Flow
 from penstock.subscribing.handlers import HandlerPool
-from penstock.subscribing.leases import LeaseBook
+from penstock.subscribing.leases import LeaseBook, LeaseExtension
 from penstock.subscribing.options import SubscriberOptions
 from penstock.subscribing.ordering import KeyOrder
 from penstock.subscribing.settling import Settler
@@ -48,8 +48,7 @@ class Deliveries:
         self._broker_orders = True
         self._alarm = Alarm(source.clock, self._on_alarm)
         self._held: deque[Message] = deque()
-        self.handlers = HandlerPool(may_start=self._may_start, on_done=self._handler_done)
-        self._handler: Handler | None = None
+        self.handlers = HandlerPool(self, may_start=self._may_start, on_done=self._handler_done)
         self._outlived: set[Message] = set()
         self._settler = Settler(source, Persistence(backoff=options.backoff), self._answered)
         self._flowing = True
@@ -61,8 +60,11 @@ class Deliveries:
     def configure(self, options: SubscriberOptions) -> None:
         """Take over options; what is in hand stays in hand."""
         self.flow.configure(options)
-        self.handlers.limit = options.flow_control.max_messages
-        self._leases.configure(options.ack_deadline, options.lease_extension)
+        self.handlers.configure(self.flow.max_delivered, options.threads)
+        extension = options.lease_extension
+        if extension is None and options.threads:
+            extension = LeaseExtension()
+        self._leases.configure(options.ack_deadline, extension)
         # By the end of it the leases have run out, and the broker redelivers anyway.
         patience = options.ack_deadline or 60.0
         self._settler.persistence = Persistence(backoff=options.backoff, within=patience)
@@ -124,7 +126,7 @@ class Deliveries:
             return
         now = self._clock.monotonic()
         received = self._clock.time_ns() / NS
-        messages = [Message(delivery, self, received) for delivery in deliveries]
+        messages = Message.of(deliveries, self.handlers.owner, received)
         size = sum([_size(delivery.record) for delivery in deliveries])
         self.flow.window.take(len(messages), size)
         self._send_all(self._leases.begin(messages, deliveries[0].ack_deadline, now))
@@ -138,9 +140,9 @@ class Deliveries:
         if self._held:
             self._park(islice(reversed(self._held), len(messages)))
 
-    def deliver_to(self, handler: Handler | None) -> None:
-        """Call this handler from now on; without one messages wait, or are taken."""
-        self._handler = handler
+    def deliver_to(self, listeners: Sequence[Handler]) -> None:
+        """Call these from now on; without any messages wait, or are taken."""
+        self.handlers.listen(listeners)
         self._drain_soon()
 
     def pause(self) -> None:
@@ -164,7 +166,7 @@ class Deliveries:
     @property
     def taken_by_nobody(self) -> bool:
         """What waits will not be handed over as things are."""
-        return not self._flowing or (self._handler is None and self.flow.ahead is None)
+        return not self._flowing or not (self.handlers.listening or self.flow.ahead is not None)
 
     def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """Release what was never taken in hand."""
@@ -186,16 +188,16 @@ class Deliveries:
         # What handlers called here set free is delivered by this very loop.
         self._drain_due = True
         window, most, held = self.flow.window, self.flow.max_delivered, self._held
-        parked = self._leases.parked
+        parked, handlers = self._leases.parked, self.handlers
         try:
-            while held and self._flowing and self._handler is not None:
+            while held and self._flowing and handlers.listening:
                 # What is held counts in the window: this cannot be full while that is not.
                 if window.messages > most and self._full():
                     break
                 message = held.popleft()
                 if parked:
                     self._start(message)
-                if not self.handlers.call(self._handler, message):
+                if not handlers.call(message):
                     self._park([message])
         finally:
             self._drain_due = False
@@ -246,10 +248,10 @@ class Deliveries:
         self.flow.changed()
 
     def _handler_failed(self, message: Message, failure: BaseException) -> None:
+        if self._ending and isinstance(failure, asyncio.CancelledError):
+            return  # `abandon` did it, and gives the message back.
         if not self._closed:
             message.nack()
-        if self._ending and isinstance(failure, asyncio.CancelledError):
-            return
         # An exception is somebody else's class, and may refuse even this.
         with suppress(Exception):
             if not hasattr(failure, "__notes__"):
@@ -268,8 +270,9 @@ class Deliveries:
             check_delayed_nack(self._broker, self._source.name)
         ack_id = message._delivery.ack_id
         self._settler.add(Settlement(ack_id, verb, seconds))
-        if self._leases.end(ack_id) is not None:
-            self._let_go(message, verb is Verb.NACK)
+        held = self._leases.end(ack_id)
+        if held is not None:
+            self._let_go(held, verb is Verb.NACK)
 
     async def settle_with_response(
         self, message: Message, verb: Verb, *, first: bool
@@ -283,8 +286,9 @@ class Deliveries:
                 return AckResponse.FAILED_PRECONDITION
             return AckResponse.INVALID if exactly_once else AckResponse.SUCCESS
         response = self._settler.ask(Settlement(message.ack_id, verb))
-        if self._leases.end(message.ack_id) is not None:
-            self._let_go(message, verb is Verb.NACK)
+        held = self._leases.end(message.ack_id)
+        if held is not None:
+            self._let_go(held, verb is Verb.NACK)
         # The message is settled, whether or not its handler lives to hear the answer.
         return await asyncio.shield(response)
 
@@ -423,6 +427,7 @@ class Deliveries:
         self._held.clear()
         self._outlived.clear()
         self._settler.give_up(AckResponse.OTHER)
+        self.handlers.close()
 
 
 def _size(record: Record) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Generator
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from contextvars import Context, copy_context
 from inspect import isawaitable
+from operator import is_not
 from typing import Any, cast
 
-from penstock.message import Message
+from penstock.message import Message, Owner
 from penstock.subscribing.source import Handler
+from penstock.subscribing.threads import HandlerThreads
 
 # Each worker that finds more work calls up to this many others before it starts, so that a
 # batch of handlers that wait is spread in few turns of the loop, while handlers that never wait
@@ -19,7 +21,7 @@ _CALL_UP = 2
 
 
 class HandlerPool:
-    """Calls handlers, and runs what async ones return, at most `limit` at a time.
+    """Calls those who listen, and runs what async ones return, so many at a time.
 
     A task a message would cost more than most handlers do, so workers are kept and take one
     message after the other. Each message runs in its own context: what a handler sets in a
@@ -31,13 +33,23 @@ class HandlerPool:
 
     def __init__(
         self,
+        owner: Owner,
         *,
         may_start: Callable[[Message], bool],
         on_done: Callable[[Message, BaseException | None], None],
     ) -> None:
-        self.limit = 1
+        self.owner = owner
+        """Who answers for the verbs of messages that handlers are given."""
+        self._on_loop = owner
         self._may_start = may_start
         self._on_done = on_done
+        self._listeners: Sequence[Handler] = ()
+        self._handlers: Sequence[Handler] = ()
+        self._handler: Handler | None = None
+        self.listening = False
+        """There is somebody to call."""
+        self._threads: HandlerThreads | None = None
+        self._most = self._limit = 1
         # Handlers must not see what happened to be set where they are called from.
         self._context = copy_context()
         self._waiting: deque[tuple[Message, Awaitable[Any], Context]] = deque()
@@ -45,6 +57,42 @@ class HandlerPool:
         self._parked: dict[asyncio.Task[None], asyncio.Future[None]] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._workers: set[asyncio.Task[None]] = set()
+
+    # Who is called.
+
+    def configure(self, most: int, threads: int) -> None:
+        """Run at most so many at a time; blocking ones in so many threads, or 0: on the loop."""
+        self._most = most
+        if threads != (self._threads.count if self._threads is not None else 0):
+            self.close()
+            self._threads = HandlerThreads(threads, self._on_loop) if threads else None
+            self.owner = self._threads or self._on_loop
+        self.listen(self._listeners)
+
+    def listen(self, listeners: Sequence[Handler]) -> None:
+        """Call these from now on, one after the other."""
+        self._listeners = self._handlers = tuple(listeners)
+        self._limit = self._most
+        if self._threads is not None:
+            self._handlers = [self._threads.wrap(listener) for listener in listeners]
+            if any(map(is_not, self._handlers, self._listeners)):
+                self._limit = min(self._most, self._threads.count)
+        self._handler = self._call_all if len(listeners) > 1 else next(iter(self._handlers), None)
+        self.listening = self._handler is not None
+
+    def close(self) -> None:
+        """Give up the threads."""
+        if self._threads is not None:
+            self._threads.close()
+
+    async def _call_all(self, message: Message) -> None:
+        # Those who listen when its turn has come.
+        for handler in self._handlers:
+            work = handler(message)
+            if isawaitable(work):
+                await work
+
+    # Calling them.
 
     def __len__(self) -> int:
         """Async handlers that have not ended."""
@@ -57,11 +105,11 @@ class HandlerPool:
         """The message whose handler runs on this task."""
         return next((m for m, worker in self._running.items() if worker is task), None)
 
-    def call(self, handler: Handler, message: Message) -> bool:
-        """False: all `limit` are busy, and its turn will come."""
+    def call(self, message: Message) -> bool:
+        """False: as many as may are busy, and its turn will come."""
         context = self._context.copy()
         try:
-            work = context.run(handler, message)
+            work = context.run(self._handler, message)  # type: ignore[arg-type]
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -72,7 +120,7 @@ class HandlerPool:
         self._waiting.append((message, work, context))
         if not self._starting:
             self._call_up()
-        return len(self._running) + len(self._waiting) <= self.limit
+        return len(self._running) + len(self._waiting) <= self._limit
 
     def take_waiting(self) -> list[Message]:
         """Remove what has not started."""
@@ -100,7 +148,7 @@ class HandlerPool:
             worker, parked = self._parked.popitem()
             if not parked.done():
                 parked.set_result(None)
-        elif len(self._workers) < self.limit:
+        elif len(self._workers) < self._limit:
             # Owned here: `cancel` ends every worker and waits for it.
             worker = asyncio.get_running_loop().create_task(
                 self._work(), context=self._context.copy()
@@ -123,7 +171,7 @@ class HandlerPool:
         worker = cast("asyncio.Task[None]", asyncio.current_task())
         while True:
             self._starting.discard(worker)
-            while self._waiting and len(self._workers) <= self.limit:
+            while self._waiting and len(self._workers) <= self._limit:
                 message, work, context = self._waiting.popleft()
                 if not self._may_start(message):
                     _discard(work)
@@ -132,7 +180,7 @@ class HandlerPool:
                 for _ in range(min(_CALL_UP, len(self._waiting)) - len(self._starting)):
                     self._call_up()
                 await self._run(worker, message, work, context)
-            if len(self._workers) > self.limit:
+            if len(self._workers) > self._limit:
                 return
             self._parked[worker] = parked = asyncio.get_running_loop().create_future()
             await parked

@@ -35,6 +35,8 @@ class SubscriberOptions:
     `ack_deadline`: seconds a message is ours; None takes what the broker grants.
     `lease_extension`: keep messages ours while handlers work; None lets them expire.
     `backoff`: how long to wait after a pull that failed.
+    `threads`: how many threads run handlers that are not async; 0: they run on the event loop.
+    With threads leases are extended while handlers work, as by `LeaseExtension()`.
     """
 
     flow_control: FlowControl = field(default_factory=FlowControl)
@@ -43,12 +45,14 @@ class SubscriberOptions:
     streaming: Streaming = field(default_factory=Streaming)
     lease_extension: LeaseExtension | None = None
     backoff: Backoff = field(default_factory=Backoff)
+    threads: int = 0
 
     def __post_init__(self) -> None:
         if self.ack_deadline is not None and check_ack_deadline(self.ack_deadline) == 0:
             raise InvalidArgumentError(
                 "Ack deadline must be between 0 and 600 seconds, and above 0 for a stream"
             )
+        check_whole("threads", self.threads, 0)
         for option, kind in (
             ("flow_control", FlowControl),
             ("message_ordering", bool),
@@ -70,6 +74,7 @@ class StreamOptions(TypedDict, total=False):
     streaming: Streaming
     lease_extension: LeaseExtension | None
     backoff: Backoff
+    threads: int
 
 
 class SubscriptionOptions(StreamOptions, total=False):

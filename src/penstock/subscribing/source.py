@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from penstock.broker import Broker
@@ -35,12 +34,9 @@ class Source:
         self.exactly_once: bool | None = None
         """As far as it is known; see `is_exactly_once`."""
 
-    def handler(self) -> Handler | None:
-        """Calls everybody who listens for messages; None without any."""
-        listeners = self.events.listeners("message")
-        if not listeners:
-            return None
-        return listeners[0] if len(listeners) == 1 else self._call_all
+    def listeners(self) -> list[Handler]:
+        """Those who listen for messages."""
+        return self.events.listeners("message")
 
     def report(self, error: BaseException) -> None:
         """Emit 'error'; what nobody listens for is logged."""
@@ -58,10 +54,3 @@ class Source:
             status = await (await self.broker()).admin.describe_subscription(self.name)
             self.exactly_once = status.config.enable_exactly_once_delivery
         return self.exactly_once
-
-    async def _call_all(self, message: Message) -> None:
-        """Every listener, one after the other."""
-        for listener in list(self.events.listeners("message")):
-            work = listener(message)
-            if isawaitable(work):
-                await work

@@ -73,6 +73,7 @@ class MessageStream:
         self._started = self._paused = False
         self._closing = Closing(self.deliveries, self._clock)
         self._ending: asyncio.Task[CloseReport] | None = None
+        self._stopped = asyncio.Event()
 
     @property
     def active(self) -> bool:
@@ -137,7 +138,7 @@ class MessageStream:
 
     def listeners_changed(self) -> None:
         """A 'message' listener was added or removed: what waited for one may go."""
-        self.deliveries.deliver_to(self.source.handler())
+        self.deliveries.deliver_to(self.source.listeners())
 
     async def stop(
         self, *, timeout: float | None = None, nack_waiting: bool = False
@@ -150,6 +151,12 @@ class MessageStream:
         stop the closing. A handler may call it: its own message and task are not waited for.
         """
         return await asyncio.shield(self.begin_to_stop(timeout, nack_waiting))
+
+    async def wait_stopped(self) -> None:
+        """Wait until it has stopped, whoever stops it; raises what ended it, when nobody did."""
+        await self._stopped.wait()
+        if self.failure is not None:
+            raise self.failure
 
     def begin_to_stop(
         self, timeout: float | None = None, nack_waiting: bool = False
@@ -179,6 +186,7 @@ class MessageStream:
         if self._started:
             self._running.discard(self)
             self.source.events.emit("close")
+        self._stopped.set()
         return report
 
     def _fail(self, error: Exception) -> None:

@@ -18,7 +18,7 @@ from penstock.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from penstock.message import Message
+from penstock.message import AckResponse, Message, Verb
 from penstock.subscribing.closing import CloseReport
 from penstock.subscribing.events import F
 from penstock.subscribing.iteration import Iteration
@@ -199,6 +199,14 @@ class Subscription:
         await self.source.events.finish(timeout=5.0)
         return sum(reports, CloseReport())
 
+    async def wait_closed(self) -> None:
+        """Wait until it is closed, whoever closes it; raises what ended it, when nobody did.
+
+        Returns at once when it was never opened. Cancelling it closes nothing.
+        """
+        if self._stream is not None:
+            await self._stream.wait_stopped()
+
     def __aiter__(self) -> AsyncIterator[Message]:
         """Receive by iterating, one loop at a time.
 
@@ -214,6 +222,21 @@ class Subscription:
         self.open()
         self._iteration = Iteration(self._opened())
         return self._iteration.messages()
+
+    # The owner of messages that were made by hand; see `Message`.
+
+    def settle(self, message: Message, verb: Verb, seconds: float | None) -> None:
+        self._opened().deliveries.settle(message, verb, seconds)
+
+    async def settle_with_response(
+        self, message: Message, verb: Verb, *, first: bool
+    ) -> AckResponse:
+        if not self.is_open:
+            return AckResponse.FAILED_PRECONDITION
+        return await self._opened().deliveries.settle_with_response(message, verb, first=first)
+
+    def modify_ack_deadline(self, message: Message, seconds: float) -> None:
+        self._opened().deliveries.modify_ack_deadline(message, seconds)
 
     def _listeners_changed(self) -> None:
         for stream in self._streams():
