@@ -18,7 +18,13 @@ from typing import Protocol, Self
 from msgspec import Struct
 
 from penstock.clock import PreciseTime
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    PenstockError,
+    UnavailableError,
+)
 
 MAX_DATA_BYTES = 10 * 2**20
 MAX_ATTRIBUTES = 100
@@ -86,11 +92,11 @@ class Draft(Struct, frozen=True, gc=False):
             )
         attributes = _checked_attributes(attributes) if attributes else {}
         if ordering_key is not None:
-            _check_text("Ordering key", ordering_key, MAX_ORDERING_KEY_BYTES)
+            check_text("Ordering key", ordering_key, MAX_ORDERING_KEY_BYTES)
         if message_id is not None:
-            _check_text("Message id", message_id, MAX_MESSAGE_ID_BYTES)
+            check_text("Message id", message_id, MAX_MESSAGE_ID_BYTES)
         if subject is not None:
-            _check_text("Subject", subject, MAX_ATTRIBUTE_VALUE_BYTES)
+            check_text("Subject", subject, MAX_ATTRIBUTE_VALUE_BYTES)
         if expect is not None or ttl is not None:
             _check_conditions(expect, ttl)
         return cls(
@@ -115,10 +121,18 @@ class Receipt(Struct, frozen=True, gc=False):
     duplicate: bool = False
 
 
+_IN_DOUBT = (DeadlineExceededError, InternalError, UnavailableError)
+
+
 class PublishFault(Struct, frozen=True):
     """The broker's other answer to one draft: it is not stored, or we cannot know."""
 
     error: PenstockError
+
+    @property
+    def definite(self) -> bool:
+        """It is certainly not stored. Otherwise the answer was lost, late or no answer at all."""
+        return not isinstance(self.error, _IN_DOUBT)
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -353,12 +367,12 @@ def _checked_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
         )
     checked = dict(attributes)
     for key, value in checked.items():
-        _check_text("Attribute key", key, MAX_ATTRIBUTE_KEY_BYTES)
+        check_text("Attribute key", key, MAX_ATTRIBUTE_KEY_BYTES)
         if not key or key.startswith("goog"):
             raise InvalidArgumentError(
                 f"Attribute key {key!r} is not allowed: it must not be empty or start with 'goog'"
             )
-        _check_text(f"Value of attribute {key!r}", value, MAX_ATTRIBUTE_VALUE_BYTES)
+        check_text(f"Value of attribute {key!r}", value, MAX_ATTRIBUTE_VALUE_BYTES)
     return checked
 
 
@@ -369,7 +383,8 @@ def _check_conditions(expect: Expect | None, ttl: float | None) -> None:
         raise InvalidArgumentError(f"ttl must be at least 1 second, not {ttl!r}")
 
 
-def _check_text(what: str, text: object, limit: int) -> None:
+def check_text(what: str, text: object, limit: int) -> None:
+    """Text that may travel in a header: no control characters, and no longer than that."""
     if not isinstance(text, str):
         raise InvalidArgumentError(f"{what} must be text, not {type(text).__name__}")
     if found := _control_character(text):

@@ -31,7 +31,7 @@ class Scene:
     async def stored(self, topic: str = "orders") -> list[Record]:
         return await stored(await self.pubsub.broker(), topic)
 
-    async def drained(self, within: float = 20.0) -> None:
+    async def drained(self, within: float = 240.0) -> None:
         """Wait until nothing is pending."""
 
         async def empty() -> bool:
@@ -60,7 +60,7 @@ async def stored(broker: Broker, topic: str = "orders") -> list[Record]:
     return [record async for batch in batches for record in batch]
 
 
-async def until(condition: Callable[[], Awaitable[bool]], within: float = 20.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], within: float = 240.0) -> None:
     async with asyncio.timeout(within):
         # The database has no event to wait for.
         while not await condition():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.callbacks import survive
 from penstock.config import check_whole
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.publishing.flight import Flight
@@ -47,12 +48,19 @@ class PublishRetry:
         chance: Callable[[], float] = random.random,
     ) -> float | None:
         """Seconds to wait after `attempts` attempts and `elapsed` seconds; None: give up."""
-        if attempts >= self.attempts or not self.retry_on(error):
+        if attempts >= self.attempts or not self._worth_it(error):
             return None
         backoff = Backoff(initial=self.backoff, maximum=self.maximum_backoff)
         delay = backoff.delay(attempts, chance)
         too_late = self.deadline is not None and elapsed + delay > self.deadline
         return None if too_late else delay
+
+    def _worth_it(self, error: PenstockError) -> bool:
+        try:
+            return bool(self.retry_on(error))
+        except BaseException as mistake:
+            survive(mistake, "retry_on of a publisher's retry")
+            return False
 
 
 class PublisherListener:

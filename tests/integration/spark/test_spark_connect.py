@@ -41,7 +41,7 @@ def test_a_connect_session_reads_and_writes_alike(tmp_path):
             [sys.executable, "-c", PROGRAM, server.url, str(tmp_path / "checkpoint")],
             capture_output=True,
             text=True,
-            timeout=58,
+            timeout=280,
             cwd=ROOT,
             check=False,
         )

@@ -32,7 +32,7 @@ def work_queue(url, name):
     )
 
 
-def until(condition, within=30.0):
+def until(condition, within=240.0):
     """Wait for what another process does."""
     end = time.monotonic() + within
     while not condition():
