@@ -36,6 +36,7 @@ from penstock.errors import (
 from penstock.message import Settlement, Verb
 from penstock.testing import eventually
 from penstock.testing.faults import faulty_proxy
+from tests.support.brokers import publish_when_connected, stored
 from tests.support.servers import NatsServer
 
 pytestmark = pytest.mark.real_time
@@ -53,25 +54,6 @@ def server(tmp_path_factory):
 def own_server(tmp_path):
     with NatsServer(tmp_path, sync=True) as running:
         yield running
-
-
-async def stored(pubsub, topic):
-    broker = await pubsub.broker()
-    extent = await broker.log.extent(topic)
-    return [
-        record
-        async for batch in broker.log.read(topic, extent.first, extent.last)
-        for record in batch
-    ]
-
-
-async def publish_when_connected(topic):
-    for _ in range(50):
-        with contextlib.suppress(PenstockError):
-            await topic.publish_message(b"after")
-            return
-        await asyncio.sleep(0.2)
-    raise AssertionError("never connected again")
 
 
 @pytest.mark.parametrize("group_commit", [0, 1])

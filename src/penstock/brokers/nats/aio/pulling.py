@@ -59,7 +59,7 @@ class Inbox:
 
     def receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
         done = self.done
-        if block and not payload:
+        if block and not payload and not reply:
             status = status_of(block)
             if status[0]:
                 if done is not None and not done.done() and subject == self.subject:

@@ -15,29 +15,23 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import nats.aio.client
 import nats.errors
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
+from penstock.brokers.nats.aio.parser import LeanParser, RunSink, Sink
 from penstock.brokers.nats.protocol.errors import connection_lost
 from penstock.errors import InternalError, UnavailableError
 
 if TYPE_CHECKING:
     from nats.aio.transport import Transport
 
-Sink: TypeAlias = Callable[[bytes, bytes, bytes, bytes], None]
-"""Called with subject, reply, header block and payload; empty where there is none."""
-
-RunSink: TypeAlias = Callable[[list[tuple[bytes, ...]]], None]
-"""Called with a run of messages that look alike: the groups of the pattern, for each."""
-
 # Bytes that are written before waiting for the socket to take them.
 WRITE_CHUNK = 512 * 1024
 _LINGER = 5.0
-_KNOWN_ERRORS = ("stale connection", "authorization violation", "permissions violation")
 
 
 def check_compatible() -> None:
@@ -57,98 +51,6 @@ def check_compatible() -> None:
                     f"This version of nats-py has no {kind.__name__}.{name}; install the version "
                     "that penstock[nats] asks for"
                 )
-
-
-class LeanParser(Parser):
-    """Reads the wire protocol, split wherever it may be.
-
-    Messages of registered subscriptions go to their sinks; all else is nats-py's.
-    """
-
-    def __init__(self, client: nats.aio.client.Client, sinks: dict[bytes, Sink]) -> None:
-        self._sinks = sinks
-        self.alike: tuple[re.Pattern[bytes], RunSink] | None = None
-        self.on_reset: Callable[[], None] = lambda: None
-        super().__init__(client)
-
-    def reset(self) -> None:
-        super().reset()
-        self.on_reset()
-        self._rest = b""
-        self._chunks: list[bytes] = []
-        self._missing = 0
-
-    async def parse(self, data: bytes = b"") -> None:
-        if self._missing > 0:
-            # A large payload: gather its parts and join them once.
-            self._chunks.append(data)
-            self._missing -= len(data)
-            if self._missing > 0:
-                return
-            data = b"".join((self._rest, *self._chunks))
-            self._chunks.clear()
-        elif self._rest:
-            data = self._rest + data
-        at = await self._consume(data)
-        self._rest = data[at:]
-
-    async def _consume(self, data: bytes) -> int:
-        """Handle every complete operation; returns where the first incomplete one begins."""
-        at, size, sinks, find = 0, len(data), self._sinks, data.find
-        self._missing = 0
-        match, take = (self.alike[0].match, self.alike[1]) if self.alike else (None, None)
-        while at < size:
-            if match is not None and take is not None:
-                found = match(data, at)
-                if found is not None:
-                    run: list[tuple[bytes, ...]] = []
-                    while found is not None:
-                        run.append(found.groups())
-                        at = found.end()
-                        found = match(data, at)
-                    take(run)
-                    continue
-            end = find(b"\r\n", at)
-            if end < 0:
-                return at
-            kind = data[at]
-            if kind in b"Hh":  # HMSG subject sid [reply] header-size total-size
-                words = data[at:end].split()
-                header, total = int(words[-2]), int(words[-1])
-                reply = words[3] if len(words) == 6 else b""
-            elif kind in b"Mm":  # MSG subject sid [reply] size
-                words = data[at:end].split()
-                header, total = 0, int(words[-1])
-                reply = words[3] if len(words) == 5 else b""
-            else:
-                await self._control(data[at : end + 2])
-                at = end + 2
-                continue
-            begin = end + 2
-            end = begin + total
-            if end + 2 > size:
-                self._missing = end + 2 - size
-                return at
-            body = begin + header
-            sink = sinks.get(words[2])
-            if sink is not None:
-                sink(words[1], reply, data[begin:body], data[body:end])
-            else:
-                await self.nc._process_msg(
-                    int(words[2]), words[1], reply, data[body:end], data[begin:body] or None
-                )
-            at = end + 2
-        return at
-
-    async def _control(self, line: bytes) -> None:
-        """PING, PONG, +OK, -ERR, INFO: nats-py's own parser knows them."""
-        if line[:4].upper() == b"-ERR" and self.nc.is_connected:
-            # nats-py ends for good on errors it does not know; a new connection may be welcome.
-            text = line[4:].strip().decode(errors="replace").lower()
-            if not any(known in text for known in _KNOWN_ERRORS):
-                await self.nc._process_op_err(nats.errors.Error(f"nats: {text}"))
-                return
-        await super().parse(line)
 
 
 class Wire:
