@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Self
 
@@ -70,7 +68,6 @@ class NatsBroker:
         self.admin = NatsAdmin(connection, self._catalogue, self.log, self._mover, clock)
         self._loans: dict[str, _Loans] = {}
         self._pushed: dict[str, PushInbox] = {}
-        self._opening = asyncio.Lock()
         self._catalogue.on_forget = lambda subscription: self._loans.pop(subscription, None)
         connection.on_denied = self._publishing.denied
 
@@ -79,7 +76,7 @@ class NatsBroker:
         connection = Connection(NatsOptions.of(url))
         await connection.open()
         broker = cls(connection, clock)
-        await broker._publishing.open()
+        broker._publishing.open()
         return broker
 
     async def publish(
@@ -97,7 +94,7 @@ class NatsBroker:
         while True:
             remaining = max(0.0, until - self._clock.monotonic())
             try:
-                source = await self._source(consumer)
+                source = self._source(consumer)
                 raws = await source(max_messages, max_bytes, remaining)
             except SubscriptionNotFoundError:
                 self._catalogue.forget(subscription)
@@ -112,19 +109,16 @@ class NatsBroker:
                 self._remember(consumer.config, deliveries)
                 return deliveries
 
-    async def _source(
-        self, consumer: Consumer
-    ) -> Callable[[int, int, float], Awaitable[list[Raw]]]:
+    def _source(self, consumer: Consumer) -> Callable[[int, int, float], Awaitable[list[Raw]]]:
         """Where deliveries come from: asked for, or pushed."""
         if consumer.config.push is None:
             return partial(self._pulling.pull, consumer)
         name = consumer.config.name
-        async with self._opening:
-            inbox = self._pushed.get(name)
-            if inbox is None:
-                inbox = PushInbox(self._connection.wire, self._pulling)
-                await inbox.open(consumer)
-                self._pushed[name] = inbox
+        inbox = self._pushed.get(name)
+        if inbox is None:
+            inbox = PushInbox(self._connection.wire, self._pulling)
+            inbox.open(consumer)
+            self._pushed[name] = inbox
         return inbox.pull
 
     async def _filtered(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
@@ -227,9 +221,8 @@ class NatsBroker:
 
     async def aclose(self) -> None:
         await self._mover.close()
-        with suppress(PenstockError):
-            for inbox in self._pushed.values():
-                await inbox.close()
+        for inbox in self._pushed.values():
+            inbox.close()
         await self._connection.close()
 
     def _remember(self, config: SubscriptionConfig, deliveries: list[Delivery]) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.brokers.nats.aio.wire import Wire, check_compatible
+from penstock.brokers.nats.aio.client import SteadyClient, check_compatible
+from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.protocol.requests import publish_operation
 
 
@@ -15,9 +16,8 @@ def test_operations_are_complete():
 
 def test_this_nats_py_is_one_we_know():
     check_compatible()
-    import nats.aio.client
 
-    client = nats.aio.client.Client()
+    client = SteadyClient()
     assert Wire(client).connected is False
 
 

@@ -24,7 +24,7 @@ Sink: TypeAlias = Callable[[bytes, bytes, bytes, bytes], None]
 RunSink: TypeAlias = Callable[[list[tuple[bytes, ...]]], None]
 """Called with a run of messages that look alike: the groups of the pattern, for each."""
 
-_KNOWN_ERRORS = ("stale connection", "authorization violation", "permissions violation")
+_KNOWN_ERRORS = ("stale connection", "permissions violation")
 
 
 class LeanParser(Parser):
@@ -131,7 +131,7 @@ class LeanParser(Parser):
 
     async def _refusal(self, text: str) -> None:
         if self.nc.is_connected and not any(known in text for known in _KNOWN_ERRORS):
-            # nats-py ends for good on errors it does not know; a new connection may be welcome.
+            # nats-py ends for good on all other errors; a new connection may be welcome.
             await self.nc._process_op_err(nats.errors.Error(f"nats: {text}"))
         else:
             await self.nc._process_err(text)

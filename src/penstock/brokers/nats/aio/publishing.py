@@ -91,8 +91,8 @@ class Publishing:
     def max_payload(self) -> int:
         return self._wire.max_payload
 
-    async def open(self) -> None:
-        await self._wire.subscribe_runs(self._prefix, _STORED, self._on_stored, self._on_answer)
+    def open(self) -> None:
+        self._wire.subscribe_runs(self._prefix, _STORED, self._on_stored, self._on_answer)
 
     def denied(self, text: str) -> None:
         """The server refused a subject we published on: say so to those who did."""
@@ -231,7 +231,7 @@ class Publishing:
                     call.answer(at, int(sequence))
 
     def _on_loss(self) -> None:
-        error = UnavailableError(
+        error = self._wire.loss(
             "The connection to the NATS server was lost before it acknowledged; the message may "
             "or may not be stored"
         )
