@@ -20,7 +20,13 @@ from penstock.brokers.nats.protocol.configuration import Consumer
 from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_ack_subject
 from penstock.clock import NS, Clock, PreciseTime
 from penstock.config import SubscriptionConfig
-from penstock.errors import PenstockError, SubscriptionNotFoundError
+from penstock.errors import (
+    PenstockError,
+    PermissionDeniedError,
+    SubscriptionNotFoundError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from penstock.message import (
     AckResponse,
     Delivery,
@@ -82,7 +88,37 @@ class NatsBroker:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
-        return await self._publishing.publish(topic, drafts)
+        answers = await self._publishing.publish(topic, drafts)
+        if PublishFault in map(type, answers):
+            answers = await self._confirm_missing(topic, answers)
+        return answers
+
+    async def _confirm_missing(
+        self, topic: str, answers: Sequence[Receipt | PublishFault]
+    ) -> Sequence[Receipt | PublishFault]:
+        """Nobody took some drafts: the topic is gone, or it has no leader for a moment."""
+        missing = [_says_missing(answer) for answer in answers]
+        if not any(missing):
+            return answers
+        error: PenstockError
+        try:
+            await self._catalogue.stream_info(topic)
+        except TopicNotFoundError:
+            self._catalogue.forget_routes(topic)
+            return answers
+        except PermissionDeniedError:
+            error = UnavailableError(
+                f"Nobody takes messages for topic {topic!r}: it has no leader now, or it is not "
+                "there; which of the two, this user may not ask"
+            )
+        except PenstockError as unknown:
+            error = unknown
+        else:
+            error = UnavailableError(
+                f"Topic {topic!r} is there, but nobody stores messages for it now"
+            )
+        fault = PublishFault(error)
+        return [fault if gone else a for a, gone in zip(answers, missing, strict=True)]
 
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
@@ -269,6 +305,10 @@ class _Loans:
         for ack_id in self._ends.pop_due(now):
             self._records.pop(ack_id, None)
             self.moved.discard(ack_id)
+
+
+def _says_missing(answer: Receipt | PublishFault) -> bool:
+    return isinstance(answer, PublishFault) and isinstance(answer.error, TopicNotFoundError)
 
 
 def _needs_loans(config: SubscriptionConfig) -> bool:

@@ -193,6 +193,37 @@ async def test_a_deleted_stream_refuses_and_says_so(server):
             await topic.publish_message(b"x")
 
 
+@pytest.mark.parametrize("group_commit", [0, 1])
+async def test_a_topic_that_nobody_stores_for_is_not_a_missing_one(server, group_commit):
+    name = f"unled-{group_commit}"
+    async with PubSub(f"{server.url}?group_commit={group_commit}") as pubsub:
+        topic = await pubsub.topic(name).create()
+        await topic.publish_message(b"x")
+        broker = await pubsub.broker()
+        # As during a change of leader, but for longer: nobody listens on its subjects.
+        config = (await broker._connection.request(f"STREAM.INFO.{name}"))["config"]
+        await broker._connection.request(
+            f"STREAM.UPDATE.{name}", {**config, "subjects": [f"{name}-elsewhere"]}
+        )
+        answers = await broker.publish(name, [Draft.of(b"y"), Draft.of(b"z")])
+        assert [type(answer.error) for answer in answers] == [UnavailableError] * 2
+        async with ManagedPublisher(pubsub, retry=PublishRetry(attempts=2)) as publisher:
+            flight = await publisher.publish_async(name, b"z")
+            with pytest.raises(UnavailableError, match="is there"):
+                await flight.ack
+            assert flight.state is FlightState.UNKNOWN
+
+
+async def test_whoever_may_not_ask_whether_a_topic_is_there_does_not_say_that_it_is_gone(tmp_path):
+    extra = """
+    authorization { users: [ { user: "weak", password: "w", permissions: {
+        publish: ["nowhere"], subscribe: ["_INBOX.>"] } } ] }"""
+    with NatsServer(tmp_path, extra=extra) as server:
+        async with PubSub(f"nats://weak:w@127.0.0.1:{server.port}") as weak:
+            with pytest.raises(UnavailableError, match="may not ask"):
+                await weak.topic("nowhere").publish_message(b"x")
+
+
 async def test_a_payload_that_is_too_large_is_refused_alone(server):
     async with PubSub(server.url) as pubsub:
         topic = await pubsub.topic("large").create()

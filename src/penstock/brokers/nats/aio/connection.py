@@ -19,6 +19,7 @@ from penstock.brokers.nats.protocol.errors import (
     Missing,
     is_denial,
     login_refused,
+    no_responders,
     not_reached,
     unusable_files,
 )
@@ -107,11 +108,17 @@ class Connection:
         return random.choice(servers), _RECONNECT.delay(self._attempts)
 
     async def request(
-        self, subject: str, body: object = None, *, missing: Missing | None = None
+        self,
+        subject: str,
+        body: object = None,
+        *,
+        missing: Missing | None = None,
+        unanswered: Missing = no_responders,
     ) -> dict[str, Any]:
-        """A request to the JetStream API; its error answers are raised."""
+        """A request to the JetStream API; its error answers are raised. `missing`: what was asked
+        for is not there. `unanswered`: nobody knows such requests, or nobody is there now."""
         block, answer = await self._asking.ask(api_subject(subject), encode_request(body))
-        check_responders(block, missing)
+        check_responders(block, unanswered)
         return decode_answer(answer, missing)
 
     async def ping(self) -> float:

@@ -202,8 +202,6 @@ class Publishing:
         if answer is None:
             return PublishFault(otherwise)
         block, payload = answer
-        if block:
-            self._catalogue.forget_routes(topic)
         ack = stored(topic, block, payload)
         if isinstance(ack, PenstockError):
             return PublishFault(ack)

@@ -43,10 +43,10 @@ def decode_answer(payload: bytes, missing: Missing | None = None) -> dict[str, A
     return decoded
 
 
-def check_responders(block: bytes, missing: Missing | None = None) -> None:
+def check_responders(block: bytes, unanswered: Missing = no_responders) -> None:
     """Raise when a header block says that nobody was there to answer."""
     if block and status_of(block)[0] == NO_RESPONDERS:
-        raise no_responders(missing)
+        raise unanswered()
 
 
 class Ack(msgspec.Struct):

@@ -138,7 +138,7 @@ class BlockingConnection:
     ) -> dict[str, Any]:
         """A request to the JetStream API; its error answers are raised."""
         block, answer = self.ask(api_subject(subject), b"", encode_request(body))
-        check_responders(block, missing)
+        check_responders(block)
         return decode_answer(answer, missing)
 
     def ask(self, subject: str, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
