@@ -21,6 +21,7 @@ from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_
 from penstock.clock import NS, Clock, PreciseTime
 from penstock.config import SubscriptionConfig
 from penstock.errors import (
+    InvalidArgumentError,
     PenstockError,
     PermissionDeniedError,
     SubscriptionNotFoundError,
@@ -245,11 +246,17 @@ class NatsBroker:
         }
         # The same id from whoever moves it: it arrives once.
         message_id = f"dead/{config.topic}/{config.name}/{record.sequence}"
-        draft = Draft(record.data, {**record.attributes, **source}, record.ordering_key, message_id)
-        try:
-            [answer] = await self._publishing.publish(policy.topic, [draft])
-        except PenstockError:
-            return False
+        answer: Receipt | PublishFault | None = None
+        # A message may fill what the server takes: better without saying where it is from than
+        # not moved at all.
+        for attributes in ({**record.attributes, **source}, record.attributes):
+            draft = Draft(record.data, attributes, record.ordering_key, message_id)
+            try:
+                [answer] = await self._publishing.publish(policy.topic, [draft])
+            except PenstockError:
+                return False
+            if isinstance(answer, Receipt) or not isinstance(answer.error, InvalidArgumentError):
+                break
         return isinstance(answer, Receipt)
 
     async def ping(self) -> float:

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from penstock import Draft, PubSub
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import ClosedError, PenstockError, UnavailableError
 from penstock.message import Settlement, Verb
 from penstock.testing import eventually
 from penstock.testing.faults import faulty_proxy
@@ -203,3 +203,54 @@ async def test_a_connect_that_is_cancelled_leaves_no_connection_behind(server):
             if not connecting.cancelled():
                 await pubsub.aclose()
         await eventually(lambda: not proxy._links, within=30)
+
+
+async def test_publishing_while_disconnected_waits_for_the_reconnect(server):
+    async with behind_proxy(server, timeout=30) as (proxy, pubsub):
+        topic = await pubsub.topic("patient").create()
+        sub = await topic.subscription("patient-sub").create()
+        broker = await pubsub.broker()
+        proxy.refusing = True
+        proxy.cut()
+        await eventually(lambda: not client_of(broker).is_connected)
+        publishing = [asyncio.ensure_future(topic.publish_message(b"%d" % n)) for n in range(5)]
+        describing = asyncio.ensure_future(topic.describe())
+        pulling = asyncio.ensure_future(
+            broker.pull(sub.name, max_messages=1, max_bytes=100, wait=60)
+        )
+        await asyncio.sleep(0.3)
+        assert not any(task.done() for task in (*publishing, describing, pulling))
+        proxy.refusing = False
+        assert len(await asyncio.gather(*publishing)) == 5
+        assert (await describing).config.name == topic.name
+        assert [d.record.data for d in await pulling] == [b"0"]
+
+
+async def test_trying_again_and_again_while_disconnected_takes_its_time(server):
+    async with behind_proxy(server, timeout=0.2) as (proxy, pubsub):
+        topic = await pubsub.topic("impatient").create()
+        await topic.publish_message(b"before")
+        proxy.refusing = True
+        proxy.cut()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for attempt in (topic.publish_message, topic.publish_message, topic.describe):
+            with pytest.raises(UnavailableError):
+                await attempt()
+        assert loop.time() - began >= 0.35
+        proxy.refusing = False
+        await publish_when_connected(topic)
+
+
+async def test_whoever_waits_for_a_reconnect_is_told_when_there_will_be_none(server):
+    async with behind_proxy(server, timeout=60) as (proxy, pubsub):
+        topic = await pubsub.topic("hopeless").create()
+        broker = await pubsub.broker()
+        proxy.refusing = True
+        proxy.cut()
+        await eventually(lambda: not client_of(broker).is_connected)
+        publishing = asyncio.ensure_future(topic.publish_message(b"x"))
+        await asyncio.sleep(0)
+        await pubsub.aclose()
+        with pytest.raises(ClosedError):
+            await publishing

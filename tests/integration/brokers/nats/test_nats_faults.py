@@ -243,6 +243,42 @@ async def test_headers_count_towards_the_largest_payload(server):
             await topic.publish_message(bytes(2**20 - 10), message_id="y")
 
 
+@pytest.mark.parametrize("group_commit", [0, 1])
+async def test_more_headers_than_the_server_takes_are_refused_before_they_are_sent(
+    server, group_commit
+):
+    name = f"headers-{group_commit}"
+    async with PubSub(f"{server.url}?group_commit={group_commit}") as pubsub:
+        await pubsub.topic(name).create()
+        broker = await pubsub.broker()
+        # "NATS/1.0", 64 values and a last one, whose length makes the block as long as it may be.
+        fixed = {f"key-{n:03}": "x" * 1000 for n in range(64)}
+        spent = len("NATS/1.0\r\n") + 64 * (len("key-000: \r\n") + 1000) + len("last: \r\n\r\n")
+        full = Draft.of(b"x", {**fixed, "last": "x" * (65_535 - spent)})
+        over = Draft.of(b"x", {**fixed, "last": "x" * (65_536 - spent)})
+        first, second, third = await broker.publish(name, [full, over, Draft.of(b"y")])
+        assert (first.sequence, third.sequence) == (1, 2)
+        assert isinstance(second.error, InvalidArgumentError)
+        assert "65,536 bytes of headers" in str(second.error)
+        assert [r.attributes for r in await stored(pubsub, name)] == [full.attributes, {}]
+
+
+async def test_a_dead_letter_that_has_no_room_to_say_where_it_is_from_moves_all_the_same(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("brimming").create()
+        dead = await pubsub.topic("brimming-dead").create()
+        grave = await dead.subscription("brimming-grave").create()
+        policy = DeadLetterPolicy(topic=dead.name, max_delivery_attempts=5)
+        sub = await topic.subscription("brimming-sub", dead_letter_policy=policy).create()
+        sub.on("message", lambda m: m.reject())
+        sub.open()
+        await topic.publish_message(bytes(2**20 - 100), message_id="x")
+        async for letter in grave:
+            assert len(letter) == 2**20 - 100
+            letter.ack()
+            break
+
+
 async def test_reserved_and_foreign_attributes(server):
     async with PubSub(server.url) as pubsub:
         topic = await pubsub.topic("headers").create()

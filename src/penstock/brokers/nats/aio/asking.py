@@ -27,6 +27,7 @@ class Asking:
 
     async def ask(self, subject: str, payload: bytes) -> tuple[bytes, bytes]:
         """Header block and payload of the answer."""
+        await self._wire.until_connected()
         number = b"%d" % next(self._numbers)
         answer: asyncio.Future[tuple[bytes, bytes]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (subject, answer)

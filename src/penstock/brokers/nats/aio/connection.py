@@ -129,6 +129,7 @@ class Connection:
         if not self.wire.closed:
             self.wire.closed = True
             self.wire.lost()
+            self.wire.found()
             await self._close_client()
 
     async def _close_client(self) -> None:
@@ -155,4 +156,5 @@ class Connection:
 
     async def _on_reconnected(self) -> None:
         self._attempts = 0
+        self.wire.found()
         _log.info("Connected again to the NATS server at %s", self.options.hosts)

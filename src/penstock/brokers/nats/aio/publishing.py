@@ -13,6 +13,7 @@ from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.protocol.errors import denied
 from penstock.brokers.nats.protocol.headers import (
     HEADER_BLOCK,
+    MAX_HEADERS,
     NO_RESPONDERS,
     check_subject,
     encode_header,
@@ -105,7 +106,7 @@ class Publishing:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
-        self._wire.check_connected()
+        await self._wire.until_connected()
         answers: list[Receipt | PublishFault | None] = [None] * len(drafts)
         operations: list[Operation] = []
         limit = self._wire.max_payload
@@ -122,11 +123,7 @@ class Publishing:
                 elif routed:
                     subject = routed_subject(topic, routed, draft.attributes).encode()
                 header = encode_header(draft)
-                if len(header) + len(draft.data) > limit:
-                    raise InvalidArgumentError(
-                        f"Message of {len(draft.data):,} bytes with {len(header):,} bytes of "
-                        f"headers is larger than the NATS server takes ({limit:,})"
-                    )
+                _check_size(len(header), len(draft.data), limit)
             except InvalidArgumentError as error:
                 answers[at] = PublishFault(error)
             else:
@@ -283,6 +280,20 @@ class Publishing:
         ]
 
 
+def _check_size(header: int, payload: int, most: int) -> None:
+    """`InvalidArgumentError` for what the server would refuse, or end the connection for."""
+    if header > MAX_HEADERS:
+        raise InvalidArgumentError(
+            f"Message with {header:,} bytes of headers (attributes, message id and ordering key) "
+            f"has more of them than JetStream takes ({MAX_HEADERS:,}); put some into its data"
+        )
+    if header + payload > most:
+        raise InvalidArgumentError(
+            f"Message of {payload:,} bytes with {header:,} bytes of headers is larger than the "
+            f"NATS server takes ({most:,})"
+        )
+
+
 class _Committer:
     """Group commit for one topic: what waits while the wire is busy goes out together.
 
@@ -381,7 +392,9 @@ class _Committer:
         headers."""
         most = self._publishing.max_payload - _BATCH_HEADERS
         return any(
-            entry.drafts[at].expect is not None or len(header) + len(entry.drafts[at].data) > most
+            entry.drafts[at].expect is not None
+            or len(header) + len(entry.drafts[at].data) > most
+            or len(header) > MAX_HEADERS - _BATCH_HEADERS
             for at, _, header in entry.operations
         )
 

@@ -93,6 +93,7 @@ class Pulling:
         self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
     ) -> list[Raw]:
         """What is there now; else the first that comes within `wait` seconds and what follows."""
+        await self._wire.until_connected(min(wait, self._wire.timeout))
         found: list[Raw] = []
         try:
             with self._inbox() as inbox:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 from penstock.brokers.nats.aio.client import SteadyClient
 from penstock.brokers.nats.aio.parser import LeanParser, RunSink, Sink
@@ -31,6 +32,7 @@ class Wire:
         self._sinks: dict[bytes, Sink] = {}
         self._losses: list[Callable[[], None]] = []
         self._pings: set[asyncio.Future[bool]] = set()
+        self._back = asyncio.Event()
         self.timeout = 5.0
         self.closed = False
         """We ended it ourselves: nothing will be tried again."""
@@ -55,6 +57,21 @@ class Wire:
                 if not self._client.is_closed
                 else "The connection to the NATS server is closed"
             )
+
+    async def until_connected(self, within: float | None = None) -> None:
+        """Return at once while connected, else with the reconnect; `UnavailableError` when that
+        takes longer than `within` seconds, by default as long as an answer may take.
+
+        Whoever tries again and again waits here, and leaves the event loop to the reconnect.
+        """
+        if self._client.is_connected and not self.closed:
+            return
+        self._back.clear()
+        if not (self.closed or self._client.is_closed):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.timeout if within is None else within):
+                    await self._back.wait()
+        self.check_connected()
 
     # In.
 
@@ -168,6 +185,10 @@ class Wire:
         if self.closed:
             return closed_error()
         return UnavailableError(told) if told else connection_lost()
+
+    def found(self) -> None:
+        """There is a connection again, or there will be none: nobody need wait for it."""
+        self._back.set()
 
     def lost(self) -> None:
         """The connection is gone: nobody will answer what was asked on it."""

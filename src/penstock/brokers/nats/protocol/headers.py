@@ -14,6 +14,8 @@ ORDERING_KEY = "Penstock-Ordering-Key"
 MESSAGE_ID = "Nats-Msg-Id"
 HEADER_BLOCK = b"NATS/1.0\r\n"
 ONLY_ID = b"NATS/1.0\r\nNats-Msg-Id: "
+# JetStream stores their length in two bytes.
+MAX_HEADERS = 65_535
 # What RFC 9110 calls a token, but for % which escapes.
 _TOKEN = re.compile(r"[!#$&'*+\-.^_`|~0-9A-Za-z]+")
 _SAFE = "!#$&'*+-.^_`|~"
