@@ -119,15 +119,15 @@ class NatsAdmin:
         """Advisories first: moving it is what says that it is complete."""
         if consumer.config.dead_letter_policy is not None:
             await self._mover.prepare(consumer)
-        await self._reset(consumer, first)
+        if first > 1:
+            await self._reset(consumer, first)
 
     async def _reset(self, consumer: Consumer, sequence: int) -> None:
-        if sequence == 1:
-            return
         await self._connection.request(
             f"CONSUMER.RESET.{consumer.stream}.{consumer.name}",
             {"seq": sequence},
-            missing=lambda: UnimplementedError(
+            missing=lambda: SubscriptionNotFoundError(consumer.config.name),
+            unanswered=lambda: UnimplementedError(
                 "This NATS server cannot move consumers; version 2.14 or newer can"
             ),
         )
@@ -186,9 +186,7 @@ class NatsAdmin:
             extent = await self._log.extent(consumer.config.topic)
             await self._reset(consumer, extent.last + 1)
         else:
-            await self._connection.request(
-                f"CONSUMER.RESET.{consumer.stream}.{consumer.name}", {"seq": record.sequence}
-            )
+            await self._reset(consumer, record.sequence)
 
     async def _exists(self, topic: str) -> bool:
         try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Self
 
@@ -24,6 +22,7 @@ from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_
 from penstock.clock import NS, Clock, PreciseTime
 from penstock.config import SubscriptionConfig
 from penstock.errors import (
+    InvalidArgumentError,
     PenstockError,
     PermissionDeniedError,
     SubscriptionNotFoundError,
@@ -77,7 +76,6 @@ class NatsBroker:
         self.admin = NatsAdmin(connection, self._catalogue, self.log, self._mover, clock)
         self._loans: dict[str, Loans] = {}
         self._pushed: dict[str, PushInbox] = {}
-        self._opening = asyncio.Lock()
         self._catalogue.on_forget = lambda subscription: self._loans.pop(subscription, None)
         connection.on_denied = self._publishing.denied
 
@@ -86,7 +84,7 @@ class NatsBroker:
         connection = Connection(NatsOptions.of(url))
         await connection.open()
         broker = cls(connection, clock)
-        await broker._publishing.open()
+        broker._publishing.open()
         return broker
 
     async def publish(
@@ -104,18 +102,25 @@ class NatsBroker:
         missing = [_says_missing(answer) for answer in answers]
         if not any(missing):
             return answers
-        self._catalogue.forget_routes(topic)
         error: PenstockError
         try:
             await self._catalogue.stream_info(topic)
-        except (TopicNotFoundError, PermissionDeniedError):
+        except TopicNotFoundError:
+            self._catalogue.forget_routes(topic)
             if all(missing):
-                raise TopicNotFoundError(topic) from None
+                raise
             return answers
+        except PermissionDeniedError:
+            error = UnavailableError(
+                f"Nobody takes messages for topic {topic!r}: it has no leader now, or it is not "
+                "there; which of the two, this user may not ask"
+            )
         except PenstockError as unknown:
             error = unknown
         else:
-            error = UnavailableError(f"Topic {topic!r} is there, but nobody stores messages for it")
+            error = UnavailableError(
+                f"Topic {topic!r} is there, but nobody stores messages for it now"
+            )
         fault = PublishFault(error)
         return [fault if gone else a for a, gone in zip(answers, missing, strict=True)]
 
@@ -131,7 +136,7 @@ class NatsBroker:
         while True:
             remaining = max(0.0, until - self._clock.monotonic())
             try:
-                source = await self._source(consumer)
+                source = self._source(consumer)
                 raws = await source(max_messages, max_bytes, remaining)
             except SubscriptionNotFoundError:
                 self._catalogue.forget(subscription)
@@ -146,19 +151,16 @@ class NatsBroker:
                 self._remember(consumer.config, deliveries)
                 return deliveries
 
-    async def _source(
-        self, consumer: Consumer
-    ) -> Callable[[int, int, float], Awaitable[list[Raw]]]:
+    def _source(self, consumer: Consumer) -> Callable[[int, int, float], Awaitable[list[Raw]]]:
         """Where deliveries come from: asked for, or pushed."""
         if consumer.config.push is None:
             return partial(self._pulling.pull, consumer)
         name = consumer.config.name
-        async with self._opening:
-            inbox = self._pushed.get(name)
-            if inbox is None:
-                inbox = PushInbox(self._connection.wire, self._pulling)
-                await inbox.open(consumer)
-                self._pushed[name] = inbox
+        inbox = self._pushed.get(name)
+        if inbox is None:
+            inbox = PushInbox(self._connection.wire, self._pulling)
+            inbox.open(consumer)
+            self._pushed[name] = inbox
         return inbox.pull
 
     async def _filtered(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
@@ -253,11 +255,17 @@ class NatsBroker:
         }
         # The same id from whoever moves it: it arrives once.
         message_id = f"dead/{config.topic}/{config.name}/{record.sequence}"
-        draft = Draft(record.data, {**record.attributes, **source}, record.ordering_key, message_id)
-        try:
-            [answer] = await self._publishing.publish(policy.topic, [draft])
-        except PenstockError:
-            return False
+        answer: Receipt | PublishFault | None = None
+        # A message may fill what the server takes: better without saying where it is from than
+        # not moved at all.
+        for attributes in ({**record.attributes, **source}, record.attributes):
+            draft = Draft(record.data, attributes, record.ordering_key, message_id)
+            try:
+                [answer] = await self._publishing.publish(policy.topic, [draft])
+            except PenstockError:
+                return False
+            if isinstance(answer, Receipt) or not isinstance(answer.error, InvalidArgumentError):
+                break
         return isinstance(answer, Receipt)
 
     async def ping(self) -> float:
@@ -265,9 +273,8 @@ class NatsBroker:
 
     async def aclose(self) -> None:
         await self._mover.close()
-        with suppress(PenstockError):
-            for inbox in self._pushed.values():
-                await inbox.close()
+        for inbox in self._pushed.values():
+            inbox.close()
         await self._connection.close()
 
     def _remember(self, config: SubscriptionConfig, deliveries: list[Delivery]) -> None:

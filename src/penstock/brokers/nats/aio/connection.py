@@ -7,28 +7,29 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-import nats.aio.client
-import nats.errors
 import nkeys  # type: ignore[import-untyped]
 
-from penstock.brokers.nats.aio.wire import Wire, check_compatible, closed_error
+from penstock.brokers.nats.aio.asking import Asking
+from penstock.brokers.nats.aio.client import SteadyClient, check_compatible
+from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.errors import (
     Missing,
-    connection_lost,
-    denied,
     is_denial,
     login_refused,
-    no_answer,
     no_responders,
     not_reached,
     unusable_files,
 )
-from penstock.brokers.nats.protocol.requests import api_subject, decode_answer, encode_request
-from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.brokers.nats.protocol.requests import (
+    api_subject,
+    check_responders,
+    decode_answer,
+    encode_request,
+)
+from penstock.errors import InvalidArgumentError
 from penstock.rules.backoff import Backoff
 
 _log = logging.getLogger("penstock")
@@ -41,28 +42,27 @@ class Connection:
     def __init__(self, options: NatsOptions) -> None:
         check_compatible()
         self.options = options
-        self._client = nats.aio.client.Client()
+        self._client = SteadyClient()
         self.wire = Wire(self._client)
         self.wire.timeout = options.timeout
+        self._asking = Asking(self.wire, options.inbox_prefix)
         self._attempts = 0
         self._last_error: BaseException | None = None
-        self._refusals: dict[str, asyncio.Future[None]] = {}
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._opened = False
-        self._closed = False
         self.on_denied: Callable[[str], None] | None = None
 
     async def open(self) -> None:
         """Connect, or raise what keeps us from it."""
         options = self.options
         try:
-            await asyncio.wait_for(self._connect(), options.timeout)
-        except InvalidArgumentError:
-            raise
-        except Exception as error:
+            async with asyncio.timeout(options.timeout):
+                await self._connect()
+        except BaseException as error:
+            # Whatever ended it, cancellation too: what was opened half-way is closed.
+            await self._close_client()
+            if isinstance(error, InvalidArgumentError) or not isinstance(error, Exception):
+                raise
             cause = self._last_error if isinstance(error, TimeoutError) else error
-            with suppress(Exception):
-                await self._client.close()
             if isinstance(error, ssl.SSLError | FileNotFoundError | nkeys.NkeysError | ValueError):
                 raise unusable_files(error) from error
             if "authorization" in str(cause).lower() or "nkey" in str(cause).lower():
@@ -96,103 +96,65 @@ class Connection:
         )
         # The first connect fails at once, so that wrong addresses and credentials are told;
         # from here on a lost connection is made again for as long as we live.
-        self.wire.reconnect_for_ever()
+        self._client.reconnect_for_ever()
+        self._asking.open()
         self._opened = True
 
     def _next_server(self, servers: list[Any], _info: Any) -> tuple[Any, float]:
         """Full jitter between attempts, so that clients do not return together."""
         self._attempts += 1
         # An attempt that failed half-way leaves its connection open; nobody uses it any more.
-        self.wire.abort()
+        self.wire.begin_anew()
         return random.choice(servers), _RECONNECT.delay(self._attempts)
 
     async def request(
-        self, subject: str, body: object = None, *, missing: Missing | None = None
+        self,
+        subject: str,
+        body: object = None,
+        *,
+        missing: Missing | None = None,
+        unanswered: Missing = no_responders,
     ) -> dict[str, Any]:
-        """A request to the JetStream API; its error answers are raised."""
-        self._check_open()
-        try:
-            answer = await self._ask(api_subject(subject), encode_request(body))
-        except nats.errors.NoRespondersError:
-            raise no_responders(missing) from None
-        except (nats.errors.TimeoutError, TimeoutError):
-            raise no_answer(self.options.timeout, subject) from None
-        except (nats.errors.Error, OSError) as error:
-            raise self.wire.loss(connection_lost(error)) from error
-        return decode_answer(answer.data, missing)
-
-    async def _ask(self, subject: str, payload: bytes) -> Any:
-        """nats-py's request, ended at once when the server refuses the subject."""
-        loop = asyncio.get_running_loop()
-        refused = self._refusals.setdefault(subject, loop.create_future())
-        asking: asyncio.Future[Any] = asyncio.ensure_future(
-            self._client.request(subject, payload, timeout=self.options.timeout)
-        )
-        either: set[asyncio.Future[Any]] = {asking, refused, self._ended}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self._ended.done():
-                raise closed_error()
-            if refused.done() and not asking.done():
-                raise denied(subject)
-            return await asking
-        finally:
-            self._refusals.pop(subject, None)
-            asking.cancel()
+        """A request to the JetStream API; its error answers are raised. `missing`: what was asked
+        for is not there. `unanswered`: nobody knows such requests, or nobody is there now."""
+        block, answer = await self._asking.ask(api_subject(subject), encode_request(body))
+        check_responders(block, unanswered)
+        return decode_answer(answer, missing)
 
     async def ping(self) -> float:
         """Seconds of a round trip to the server."""
-        self._check_open()
-        began = asyncio.get_running_loop().time()
-        # Never cancelled: nats-py's read loop does not survive a PONG that nobody waits for.
-        flushing = asyncio.ensure_future(self._client.flush(max(1, round(self.options.timeout))))
-        flushing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:
-            await asyncio.wait({flushing, self._ended}, return_when=asyncio.FIRST_COMPLETED)
-            if self._ended.done():
-                raise closed_error()
-            await flushing
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise self.wire.loss(
-                UnavailableError(f"The NATS server does not answer: {error}")
-            ) from error
-        return asyncio.get_running_loop().time() - began
+        return await self.wire.ping()
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = self.wire.closed = True
+        if not self.wire.closed:
+            self.wire.closed = True
             self.wire.lost()
-            self._ended.set_result(None)
+            self.wire.found()
             await self._close_client()
 
     async def _close_client(self) -> None:
         """A peer that reads no more must not keep us from closing."""
         closing = asyncio.ensure_future(self._client.close())
+        # What it says of a connection that never was, or is gone, is of no interest.
+        closing.add_done_callback(lambda task: task.cancelled() or task.exception())
         done, _ = await asyncio.wait({closing}, timeout=self.options.timeout)
         if not done:
             self.wire.abort()
             await asyncio.wait({closing}, timeout=self.options.timeout)
 
-    def _check_open(self) -> None:
-        self.wire.check_connected()
-
     async def _on_error(self, error: Exception) -> None:
         self._last_error = error
         text = str(error)
-        if is_denial(text):
-            for subject, refused in self._refusals.items():
-                if f'"{subject.lower()}"' in text.lower() and not refused.done():
-                    refused.set_result(None)
-                    return
-            if self.on_denied is not None:
-                self.on_denied(text)
+        if is_denial(text) and not self._asking.refused(text) and self.on_denied is not None:
+            self.on_denied(text)
         _log.debug("nats: %s", text)
 
     async def _on_disconnected(self) -> None:
         self.wire.lost()
-        if self._opened and not self._closed:
+        if self._opened and not self.wire.closed:
             _log.warning("Lost the NATS server at %s; reconnecting", self.options.hosts)
 
     async def _on_reconnected(self) -> None:
         self._attempts = 0
+        self.wire.found()
         _log.info("Connected again to the NATS server at %s", self.options.hosts)

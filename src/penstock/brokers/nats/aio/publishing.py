@@ -14,6 +14,7 @@ from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.protocol.errors import denied
 from penstock.brokers.nats.protocol.headers import (
     HEADER_BLOCK,
+    MAX_HEADERS,
     NO_RESPONDERS,
     check_subject,
     encode_header,
@@ -27,7 +28,6 @@ from penstock.errors import (
     InvalidArgumentError,
     PenstockError,
     TopicNotFoundError,
-    UnavailableError,
 )
 from penstock.message import Draft, PublishFault, Receipt
 from penstock.rules.subjects import routed_subject
@@ -92,8 +92,8 @@ class Publishing:
     def max_payload(self) -> int:
         return self._wire.max_payload
 
-    async def open(self) -> None:
-        await self._wire.subscribe_runs(self._prefix, _STORED, self._on_stored, self._on_answer)
+    def open(self) -> None:
+        self._wire.subscribe_runs(self._prefix, _STORED, self._on_stored, self._on_answer)
 
     def denied(self, text: str) -> None:
         """The server refused a subject we published on: say so to those who did."""
@@ -106,7 +106,7 @@ class Publishing:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
-        self._wire.check_connected()
+        await self._wire.until_connected()
         answers: list[Receipt | PublishFault | None] = [None] * len(drafts)
         operations: list[Operation] = []
         limit = self._wire.max_payload
@@ -123,11 +123,7 @@ class Publishing:
                 elif routed:
                     subject = routed_subject(topic, routed, draft.attributes).encode()
                 header = encode_header(draft)
-                if len(header) + len(draft.data) > limit:
-                    raise InvalidArgumentError(
-                        f"Message of {len(draft.data):,} bytes with {len(header):,} bytes of "
-                        f"headers is larger than the NATS server takes ({limit:,})"
-                    )
+                _check_size(len(header), len(draft.data), limit)
             except InvalidArgumentError as error:
                 answers[at] = PublishFault(error)
             else:
@@ -203,8 +199,6 @@ class Publishing:
         if answer is None:
             return PublishFault(otherwise)
         block, payload = answer
-        if block:
-            self._catalogue.forget_routes(topic)
         ack = stored(topic, block, payload)
         if isinstance(ack, PenstockError):
             return PublishFault(ack)
@@ -233,10 +227,8 @@ class Publishing:
 
     def _on_loss(self) -> None:
         error = self._wire.loss(
-            UnavailableError(
-                "The connection to the NATS server was lost before it acknowledged; the message "
-                "may or may not be stored"
-            )
+            "The connection to the NATS server was lost before it acknowledged; the message may "
+            "or may not be stored"
         )
         for call in list(self._calls.values()):
             call.fail(error)
@@ -286,6 +278,20 @@ class Publishing:
             Receipt(draft.message_id or unnamed(topic, first + n), first + n)
             for n, (draft, _, _) in enumerate(waiting)
         ]
+
+
+def _check_size(header: int, payload: int, most: int) -> None:
+    """`InvalidArgumentError` for what the server would refuse, or end the connection for."""
+    if header > MAX_HEADERS:
+        raise InvalidArgumentError(
+            f"Message with {header:,} bytes of headers (attributes, message id and ordering key) "
+            f"has more of them than JetStream takes ({MAX_HEADERS:,}); put some into its data"
+        )
+    if header + payload > most:
+        raise InvalidArgumentError(
+            f"Message of {payload:,} bytes with {header:,} bytes of headers is larger than the "
+            f"NATS server takes ({most:,})"
+        )
 
 
 class _Committer:
@@ -345,7 +351,9 @@ class _Committer:
         headers."""
         most = self._publishing.max_payload - _BATCH_HEADERS
         return any(
-            entry.drafts[at].expect is not None or len(header) + len(entry.drafts[at].data) > most
+            entry.drafts[at].expect is not None
+            or len(header) + len(entry.drafts[at].data) > most
+            or len(header) > MAX_HEADERS - _BATCH_HEADERS
             for at, _, header in entry.operations
         )
 

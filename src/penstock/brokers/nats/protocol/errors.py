@@ -26,8 +26,11 @@ Missing: TypeAlias = Callable[[], PenstockError]
 _NOT_FOUND = {10059, 10014, 10037}
 _EXISTS = {10058, 10148, 10013}
 _EXPECTATION = {10060, 10070, 10071, 10164}
-_FULL = {10023, 10028, 10047, 10077, 10122, 10167}
+_FULL = {10002, 10023, 10028, 10047, 10122, 10167}
 _TOO_LARGE = {10054}
+# Said in passing: by a cluster that is choosing a leader, of servers that are away (10118, 10119),
+# and of a message id that another attempt is storing right now, or has stored (10158).
+_PASSING = {10004, 10007, 10008, 10009, 10118, 10119, 10158}
 
 
 def api_error(error: Mapping[str, object], missing: Missing | None = None) -> PenstockError:
@@ -41,6 +44,8 @@ def api_error(error: Mapping[str, object], missing: Missing | None = None) -> Pe
         return AlreadyExistsError(said)
     if number in _EXPECTATION:
         return FailedPreconditionError(f"Message not stored: {said}")
+    if number in _PASSING:
+        return UnavailableError(said)
     if number in _FULL or "maximum" in text:
         return ResourceExhaustedError(said)
     if number in _TOO_LARGE:
@@ -57,12 +62,11 @@ def _int(error: Mapping[str, object], name: str, default: int) -> int:
     return found if isinstance(found, int) else default
 
 
-def no_responders(missing: Missing | None = None) -> PenstockError:
-    """Nobody answers an API request (503)."""
-    if missing is not None:
-        return missing()
+def no_responders() -> UnavailableError:
+    """Nobody answers an API request (503). That says nothing about what was asked for."""
     return UnavailableError(
-        "The NATS server has no JetStream for this user; enable it, or check permissions"
+        "The NATS server has no JetStream for this user now; if that does not pass, enable it, or "
+        "check permissions"
     )
 
 

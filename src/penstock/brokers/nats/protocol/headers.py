@@ -14,6 +14,8 @@ _MESSAGE_ID, _ORDERING_KEY = b"Nats-Msg-Id", b"Penstock-Ordering-Key"
 _RESERVED = ("nats-", "penstock-")
 HEADER_BLOCK = b"NATS/1.0\r\n"
 ONLY_ID = b"NATS/1.0\r\nNats-Msg-Id: "
+# JetStream stores their length in two bytes.
+MAX_HEADERS = 65_535
 # What RFC 9110 calls a token, but for % which escapes.
 _TOKEN = re.compile(r"[!#$&'*+\-.^_`|~0-9A-Za-z]+")
 _SAFE = "!#$&'*+-.^_`|~"
@@ -89,7 +91,7 @@ def encode_header(draft: Draft) -> bytes:
 def decode_header(block: bytes) -> dict[str, str]:
     """Every header of a block, reserved ones included."""
     found = {}
-    for line in block[len(HEADER_BLOCK) : -4].split(b"\r\n"):
+    for line in block[:-4].split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name:
             text = value[1:] if value.startswith(b" ") else value
@@ -103,6 +105,8 @@ def status_of(block: bytes) -> tuple[int, str]:
     if len(line) <= 9:
         return 0, ""
     code, _, description = line[9:].partition(b" ")
+    if len(code) != 3 or not code.isdigit():
+        return 0, ""
     return int(code), description.decode(errors="replace")
 
 

@@ -10,6 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from penstock.brokers.nats.protocol.frames import (
+    check_body,
+    check_sizes,
+    find_end,
+    read_head,
+)
 from penstock.brokers.nats.protocol.headers import decode_header, describe, status_of
 from penstock.brokers.nats.protocol.records import (
     ADDED,
@@ -53,28 +59,33 @@ class AnswerParser:
 
     def _take_other(self, data: bytes, at: int) -> int:
         """Whatever does not look like most messages; -1 when it is not complete."""
-        end = data.find(b"\r\n", at)
+        end = find_end(data, at)
         if end < 0:
             return -1
-        line = data[at:end]
-        if not line.startswith((b"HMSG", b"MSG")):
-            self._control(line)
+        words = data[at:end].split()
+        if not words or words[0] not in (b"HMSG", b"MSG"):
+            self._control(data[at:end])
             return end + 2
-        words = line.split()
-        begin, total = end + 2, int(words[-1])
+        reply, header, total = read_head(words)
+        begin = end + 2
         end = begin + total
-        if end + 2 > len(data):
-            self.missing = end + 2 - len(data)
+        if self._is_short(end, len(data)):
             return -1
-        body = begin + int(words[-2]) if words[0] == b"HMSG" else begin
-        status = status_of(data[begin:body])[0] if body > begin else 0
+        check_body(data, end)
+        body = begin + header
+        status = status_of(data[begin:body])[0] if header else 0
         if not status:
-            self._add(words, data[begin:body], data[body:end])
+            self._add(words[1], reply, data[begin:body], data[body:end])
         elif words[1] == self._reply:
             self.status = status
         return end + 2
 
-    def _add(self, words: list[bytes], block: bytes, payload: bytes) -> None:
+    def _is_short(self, end: int, size: int) -> bool:
+        """The message that is over at `end` is still to come, in part."""
+        self.missing = max(end + 2 - size, 0)
+        return self.missing > 0
+
+    def _add(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
         raise NotImplementedError
 
     def _append(
@@ -120,10 +131,11 @@ class DirectParser(AnswerParser):
                 continue
             to, header, total, name, subject, sequence, moment, digits = found.groups()
             begin = found.end(3) + 2
-            end = begin + int(total)
-            if end + 2 > size:
-                self.missing = end + 2 - size
+            body, end = begin + int(header), begin + int(total)
+            check_sizes(body - begin, end - begin)
+            if self._is_short(end, size):
                 break
+            check_body(data, end)
             at = end + 2
             if to != reply:
                 continue  # An answer that came too late for who had asked.
@@ -134,11 +146,11 @@ class DirectParser(AnswerParser):
             # The server leaves out zeros at the end of the fraction.
             below = int(digits[:6].ljust(6, b"0")) if digits else 0
             published_of(seconds_of(moment) * _MICROS + below)
-            data_of(data[begin + int(header) : end])
+            data_of(data[body:end])
         return at
 
-    def _add(self, words: list[bytes], block: bytes, payload: bytes) -> None:
-        if words[1] == self._reply:
+    def _add(self, subject: bytes, _reply: bytes, block: bytes, payload: bytes) -> None:
+        if subject == self._reply:
             place = parse_added(self._topic, block)
             self._append(place.subject, place.sequence, place.published_ns, place.block, payload)
 
@@ -184,10 +196,12 @@ class DeliveredParser(AnswerParser):
                     break
                 continue
             subject, sequence, nth, moment, total, name = found.groups()
-            end = found.end(5) + 2 + int(total)
-            if end + 2 > size:
-                self.missing = end + 2 - size
+            begin = found.end(5) + 2
+            end = begin + int(total)
+            check_sizes(found.end() - begin, end - begin)
+            if self._is_short(end, size):
                 break
+            check_body(data, end)
             at = end + 2
             sequence_of(int(sequence))
             id_of(name)
@@ -199,13 +213,12 @@ class DeliveredParser(AnswerParser):
             self.status = self.status or COMPLETE
         return at
 
-    def _add(self, words: list[bytes], block: bytes, payload: bytes) -> None:
-        reply = words[3] if len(words) == (6 if words[0] == b"HMSG" else 5) else b""
+    def _add(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
         if not reply.startswith(b"$JS.ACK."):
             return
         lent = parse_ack_subject(reply)
         if (lent.stream, lent.consumer) == (self._consumer.stream, self._consumer.name):
-            self._append(words[1], lent.sequence, lent.published_ns, block, payload)
+            self._append(subject, lent.sequence, lent.published_ns, block, payload)
             self.last = lent.nth
 
 

@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from penstock.brokers.nats.protocol.frames import nonsense
 from penstock.brokers.nats.protocol.headers import HEADER_BLOCK, ONLY_ID, describe
 from penstock.clock import NS
-from penstock.errors import InternalError
 from penstock.message import Record
 
 Raw: TypeAlias = tuple[bytes, bytes, bytes, bytes]
@@ -48,14 +48,17 @@ def parse_ack_subject(reply: bytes) -> Lent:
     """`$JS.ACK.<stream>.<consumer>.…` or `$JS.ACK.<domain>.<account>.<stream>.<consumer>.…`"""
     tokens = reply.split(b".")
     at = 2 if len(tokens) == 9 else 4
-    return Lent(
-        tokens[at].decode(),
-        tokens[at + 1].decode(),
-        int(tokens[at + 2]),
-        int(tokens[at + 3]),
-        int(tokens[at + 4]),
-        int(tokens[at + 5]),
-    )
+    try:
+        return Lent(
+            tokens[at].decode(),
+            tokens[at + 1].decode(),
+            int(tokens[at + 2]),
+            int(tokens[at + 3]),
+            int(tokens[at + 4]),
+            int(tokens[at + 5]),
+        )
+    except (ValueError, IndexError):
+        raise nonsense("a message without an ack subject") from None
 
 
 class Place(Struct, frozen=True, gc=False):
@@ -72,7 +75,7 @@ def parse_added(topic: str, block: bytes) -> Place:
     at = block.rfind(b"\r\nNats-Stream: ") + 2
     found = _added(block, at)
     if found is None:
-        raise InternalError(f"The NATS server sent a message of topic {topic!r} without its place")
+        raise nonsense(f"a message of topic {topic!r} without its place")
     subject, sequence, moment, digits = found.groups()
     own = block[:at] + b"\r\n" if at > len(HEADER_BLOCK) else b""
     published = seconds_of(moment) * NS + int((digits or b"").ljust(9, b"0"))
@@ -92,7 +95,10 @@ def direct_record(topic: str, raw: Raw) -> Record:
 
 def direct_sequence(raw: Raw) -> int:
     """The sequence alone, which is wanted before the rest."""
-    return int(raw[2].rpartition(b"Nats-Sequence: ")[2].partition(b"\r")[0])
+    try:
+        return int(raw[2].rpartition(b"Nats-Sequence: ")[2].partition(b"\r")[0])
+    except ValueError:
+        raise nonsense("a message without its sequence") from None
 
 
 def record_of(
@@ -101,11 +107,11 @@ def record_of(
     """A stored message; `subject` as the server sent it, `block` without what it added."""
     if not block:
         name = unnamed(topic, sequence)
-        return Record(sequence, name, payload, {}, None, subject.decode(), published_ns)
+        return Record(sequence, name, payload, {}, None, _text(subject), published_ns)
     if block.startswith(ONLY_ID) and block.count(b"\r\n") == 3:
         # By far the most common: a message id and nothing else.
         message_id = block[len(ONLY_ID) : -4].decode(errors="replace")
-        return Record(sequence, message_id, payload, {}, None, subject.decode(), published_ns)
+        return Record(sequence, message_id, payload, {}, None, _text(subject), published_ns)
     message_id, ordering_key, attributes = describe(block)
     return Record(
         sequence,
@@ -113,9 +119,14 @@ def record_of(
         payload,
         attributes,
         ordering_key,
-        subject.decode(),
+        _text(subject),
         published_ns,
     )
+
+
+def _text(subject: bytes) -> str:
+    # NATS takes any bytes; one message that is no text must not keep the others from coming.
+    return subject.decode("utf-8", "replace")
 
 
 def unnamed(topic: str, sequence: int) -> str:
@@ -126,7 +137,10 @@ def unnamed(topic: str, sequence: int) -> str:
 @lru_cache(maxsize=1024)
 def seconds_of(text: bytes) -> int:
     """`2026-01-02T03:04:05` in seconds since the epoch. Neighbours share them."""
-    return int(datetime.fromisoformat(f"{text.decode()}+00:00").timestamp())
+    try:
+        return int(datetime.fromisoformat(f"{text.decode()}+00:00").timestamp())
+    except ValueError:
+        raise nonsense("a message without its time") from None
 
 
 def moment_text(ns: int) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from penstock.brokers.nats.protocol.errors import Missing, api_error, no_responders
+from penstock.brokers.nats.protocol.frames import nonsense
 from penstock.brokers.nats.protocol.headers import NO_RESPONDERS, status_of
-from penstock.errors import InternalError, PenstockError, TopicNotFoundError
+from penstock.errors import InternalError, PenstockError, TopicNotFoundError, UnavailableError
 
 _API = "$JS.API."
 
@@ -32,16 +33,20 @@ def encode_request(body: object) -> bytes:
 
 def decode_answer(payload: bytes, missing: Missing | None = None) -> dict[str, Any]:
     """The answer to a request; its error is raised."""
-    decoded: dict[str, Any] = msgspec.json.decode(payload)
-    if "error" in decoded:
-        raise api_error(decoded["error"], missing)
+    try:
+        decoded = msgspec.json.decode(payload, type=dict[str, Any])
+        refusal = msgspec.convert(decoded.get("error"), dict[str, Any] | None)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise nonsense("an answer that cannot be read") from None
+    if refusal is not None:
+        raise api_error(refusal, missing)
     return decoded
 
 
-def check_responders(block: bytes, missing: Missing | None = None) -> None:
+def check_responders(block: bytes, unanswered: Missing = no_responders) -> None:
     """Raise when a header block says that nobody was there to answer."""
     if block and status_of(block)[0] == NO_RESPONDERS:
-        raise no_responders(missing)
+        raise unanswered()
 
 
 class Ack(msgspec.Struct):
@@ -55,7 +60,14 @@ class Ack(msgspec.Struct):
     error: dict[str, object] | None = None
 
 
-decode_ack = msgspec.json.Decoder(Ack).decode
+_decode_ack = msgspec.json.Decoder(Ack).decode
+
+
+def decode_ack(payload: bytes) -> Ack:
+    try:
+        return _decode_ack(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise nonsense("an answer that cannot be read") from None
 
 
 def stored(topic: str, block: bytes, payload: bytes) -> Ack | PenstockError:
@@ -65,7 +77,10 @@ def stored(topic: str, block: bytes, payload: bytes) -> Ack | PenstockError:
         if code == NO_RESPONDERS:
             return TopicNotFoundError(topic)
         return InternalError(f"The NATS server answered {code} {text}")
-    ack = decode_ack(payload)
+    try:
+        ack = decode_ack(payload)
+    except UnavailableError as error:
+        return error
     if ack.error is not None:
         return api_error(ack.error, lambda: TopicNotFoundError(topic))
     return ack

@@ -27,6 +27,13 @@ from penstock.brokers.nats.protocol.errors import (
     not_reached,
     unusable_files,
 )
+from penstock.brokers.nats.protocol.frames import (
+    check_body,
+    find_end,
+    nonsense,
+    read_head,
+    read_info,
+)
 from penstock.brokers.nats.protocol.parsing import AnswerParser
 from penstock.brokers.nats.protocol.requests import (
     api_subject,
@@ -91,7 +98,7 @@ class BlockingConnection:
         line = self._line()
         if not line.startswith(b"INFO "):
             raise UnavailableError(f"What listens at {host} is not a NATS server")
-        info = msgspec.json.decode(line[5:])
+        info = read_info(line[5:])
         if self.options.wants_tls or info.get("tls_required"):
             self._socket = self._encrypted(raw, host)
         hello = {
@@ -131,17 +138,16 @@ class BlockingConnection:
     ) -> dict[str, Any]:
         """A request to the JetStream API; its error answers are raised."""
         block, answer = self.ask(api_subject(subject), b"", encode_request(body))
-        check_responders(block, missing)
+        check_responders(block)
         return decode_answer(answer, missing)
 
     def ask(self, subject: str, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
         """Publish and wait for one answer: its header block and payload."""
         reply = self.send(subject, header, payload)
         while True:
-            words, body = self._message()
-            if words[1] == reply:
-                size = int(words[-2]) if words[0] == b"HMSG" else 0
-                return body[:size], body[size:]
+            to, block, body = self._message()
+            if to == reply:
+                return block, body
             # Else an answer that came too late for who had asked.
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bytes:
@@ -174,25 +180,31 @@ class BlockingConnection:
             if is_denial(text):
                 raise denied(text)
             raise UnavailableError(f"The NATS server ended the connection: {text}")
+        elif not line.startswith((b"PONG", b"+OK", b"INFO")):
+            raise nonsense("a line that is none of the protocol's")
 
     # The wire.
 
-    def _message(self) -> tuple[list[bytes], bytes]:
-        """The next message: the words of its first line, and its headers and payload."""
+    def _message(self) -> tuple[bytes, bytes, bytes]:
+        """The next message: its subject, header block and payload."""
         while True:
             line = self._line()
-            if not line.startswith((b"MSG", b"HMSG")):
+            words = line.split()
+            if not words or words[0] not in (b"MSG", b"HMSG"):
                 self.control(line)
                 continue
-            words = line.split()
-            size = int(words[-1])
-            while len(self._rest) < size + 2:
-                self._rest += self._receive()
-            body, self._rest = self._rest[:size], self._rest[size + 2 :]
-            return words, body
+            _, header, total = read_head(words)
+            chunks, missing = [self._rest], total + 2 - len(self._rest)
+            while missing > 0:
+                chunks.append(self._receive())
+                missing -= len(chunks[-1])
+            data = b"".join(chunks)
+            check_body(data, total)
+            self._rest = data[total + 2 :]
+            return words[1], data[:header], data[header:total]
 
     def _line(self) -> bytes:
-        while (end := self._rest.find(b"\r\n")) < 0:
+        while (end := find_end(self._rest, 0)) < 0:
             self._rest += self._receive()
         line, self._rest = self._rest[:end], self._rest[end + 2 :]
         return line
