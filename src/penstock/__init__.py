@@ -6,8 +6,10 @@ from penstock.client import PubSub, Topic
 from penstock.clock import PreciseTime
 from penstock.config import DeadLetterPolicy, PushDelivery, RetryPolicy
 from penstock.connect import connect
+from penstock.consuming import App, Attribute, Attributes, Router
 from penstock.errors import PenstockError
 from penstock.message import AckResponse, Draft, Expect, Message, Receipt
+from penstock.outcomes import Reject, Retry
 from penstock.publishing import (
     Flight,
     FlightState,
@@ -30,6 +32,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AckResponse",
+    "App",
+    "Attribute",
+    "Attributes",
     "Backoff",
     "Capabilities",
     "CloseReport",
@@ -50,7 +55,10 @@ __all__ = [
     "PublisherListener",
     "PushDelivery",
     "Receipt",
+    "Reject",
+    "Retry",
     "RetryPolicy",
+    "Router",
     "Streaming",
     "SubscriberOptions",
     "Subscription",
