@@ -121,13 +121,15 @@ def _through(binding: Binding, chain: Next, answering: Answering) -> Handle:
         dealt = answering.arrived(message)
         if dealt is not False:
             return await dealt if dealt is not True else None
-        call = Call(binding.subscriber, [message])
+        call = Call(binding.subscriber, message, [message])
         try:
             result = await chain(call)
         except Exception as error:
             result = error
         else:
             _warn_if_swallowed(call)
+            if call.failures:
+                result = call.failures.get(message, result)
         await _answer(message, result, answering)
         return None
 
@@ -183,7 +185,9 @@ def _batch_endpoint(binding: Binding, results: Results | None, executor: Executo
     invoke = bind_batch(binding, executor)
 
     async def endpoint(call: Call) -> Any:
-        call.raised, call.failures = None, {}
+        call.raised = None
+        for message in call.messages:  # It may be tried again, here and now.
+            call.failures.pop(message, None)
         messages, bodies = _decoded(call, binding.decode)
         if not messages:
             return None
@@ -243,7 +247,7 @@ def _one_each(result: Any, messages: Sequence[Message], binding: Binding) -> Seq
 async def _answer_all(
     messages: list[Message], binding: Binding, chain: Next, answering: Answering
 ) -> None:
-    call = Call(binding.subscriber, list(messages))
+    call = Call(binding.subscriber, messages[0], list(messages))
     failure: Exception | None = None
     try:
         await chain(call)

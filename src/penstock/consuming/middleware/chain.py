@@ -28,20 +28,16 @@ from penstock.message import Message
 class Call(Struct, eq=False):
     """One call of a handler on its way through the middleware.
 
-    `messages` is one message, or those of a batch; a middleware may take some out, which acks them.
-    `failures`: messages of a batch that failed while others did not, and how. `raised`: what the
-    handler raised the last time it was called.
+    `message`: the first of `messages`, which are one, or those of a batch. A middleware may take
+    some out, which acks them unless it says in `failures` what is to become of them. `raised`: what
+    the handler raised the last time it was called.
     """
 
     subscriber: Subscriber
+    message: Message
     messages: list[Message]
     failures: dict[Message, Exception] = {}
     raised: Exception | None = None
-
-    @property
-    def message(self) -> Message:
-        """The message; the first one of a batch."""
-        return self.messages[0]
 
     @property
     def topic(self) -> str:
@@ -101,7 +97,7 @@ def check_middleware(middleware: Middleware) -> None:
 
 
 _FACTORIES = (
-    "circuit_breaker", "dead_letters", "deduplicate", "logging", "metrics", "rate_limit", "retry",
+    "circuit_breaker", "dead_letters", "deduplicate", "logs", "metrics", "rate_limit", "retry",
     "timeout", "tracing",
 )  # fmt: skip
 
