@@ -7,6 +7,7 @@ from penstock.clock import PreciseTime
 from penstock.config import DeadLetterPolicy, PushDelivery, RetryPolicy
 from penstock.connect import connect
 from penstock.consuming import App, Attribute, Attributes, Router
+from penstock.dead_letters import DeadLetter, DeadLetters, Selection
 from penstock.errors import PenstockError
 from penstock.message import AckResponse, Draft, Expect, Message, Receipt
 from penstock.outcomes import Reject, Retry
@@ -38,7 +39,9 @@ __all__ = [
     "Backoff",
     "Capabilities",
     "CloseReport",
+    "DeadLetter",
     "DeadLetterPolicy",
+    "DeadLetters",
     "Draft",
     "Expect",
     "Flight",
@@ -59,6 +62,7 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Router",
+    "Selection",
     "Streaming",
     "SubscriberOptions",
     "Subscription",

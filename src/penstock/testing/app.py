@@ -17,7 +17,6 @@ from penstock.consuming.calling import Binding
 from penstock.consuming.declaration import Function
 from penstock.consuming.signature import Body, is_async
 from penstock.dead_letters import DeadLetter
-from penstock.dead_letters.letter import read_letter
 from penstock.message import Record
 from penstock.outcomes import Reject, Retry
 from penstock.testing.clock import VirtualClock, VirtualTimeLoop
@@ -46,6 +45,7 @@ class TestApp:
         self._bindings = [self._recorded(one) for one in app.bindings(provide)]
         self._calls: dict[Function, list[Any]] = {}
         self._records: dict[str, list[Record]] = {}
+        self._letters: list[DeadLetter] = []
 
     async def __aenter__(self) -> Self:
         virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
@@ -85,7 +85,7 @@ class TestApp:
             await asyncio.sleep(step)
             step = min(step * 1.5, _LONGEST_STEP)
             await settled()
-        self._records = {name: await self._read(name) for name in await self.app.pubsub.topics()}
+        await self._look()
 
     def calls(self, handler: Function) -> list[Any]:
         """The bodies a handler was called with, in order: a list of them for each call of a batch
@@ -106,13 +106,19 @@ class TestApp:
         return self._records[topic]
 
     def dead(self, topic: str | None = None) -> list[DeadLetter]:
-        """The dead letters in a topic, or in all of them."""
-        dead = {one.subscriber.dead_letters for one in self._bindings} - {None}
-        topics = [topic] if topic is not None else sorted(str(one) for one in dead)
-        return [read_letter(one, record) for one in topics for record in self.records(one)]
+        """The dead letters in a topic, or in all of them, that nobody has dealt with."""
+        return [one for one in self._letters if topic in (None, one.topic)]
 
     def _topics(self) -> set[str]:
         return {topic for one in self._bindings for topic in one.subscriber.topics}
+
+    async def _look(self) -> None:
+        pubsub = self.app.pubsub
+        self._records = {name: await self._read(name) for name in await pubsub.topics()}
+        dead = {str(one.subscriber.dead_letters) for one in self._bindings}
+        there = sorted(dead & self._records.keys())
+        letters = [pubsub.dead_letters(name) for name in there]
+        self._letters = [one for topic in letters async for one in topic.read()]
 
     async def _read(self, topic: str) -> list[Record]:
         log = (await self.app.pubsub.broker()).log
