@@ -63,8 +63,11 @@ class Running:
 
     @property
     def ready(self) -> bool:
-        """Started, and every subscription receives."""
-        return bool(self.subscriptions) and all(one.is_open for one in self.subscriptions)
+        """Started, and every subscription receives: the last time one asked, it was answered."""
+        streams = [one.stream for one in self.subscriptions]
+        return bool(streams) and all(
+            one is not None and one.active and not one.statistics().failures for one in streams
+        )
 
     @property
     def busy(self) -> bool:
