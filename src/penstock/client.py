@@ -14,6 +14,8 @@ from penstock.connect import connect
 from penstock.dead_letters import DeadLetters
 from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
 from penstock.message import Draft, PublishFault
+from penstock.observing.observed import ObservedBroker
+from penstock.observing.observer import Observer, Observers
 from penstock.subscribing import Subscription
 
 
@@ -30,6 +32,7 @@ class PubSub:
         *,
         broker: Broker | None = None,
         clock: Clock | None = None,
+        observer: Observer | None = None,
     ) -> None:
         if not isinstance(url, str) or "://" not in url:
             raise InvalidArgumentError(
@@ -40,10 +43,13 @@ class PubSub:
         self._clock = clock or Clock()
         self._connection = broker
         self._owns_connection = broker is None
+        self.observer: Observer | None = None
         self._connecting = asyncio.Lock()
         self._opened: set[Subscription] = set()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
+        if observer is not None:
+            self.observe(observer)
 
     async def __aenter__(self) -> Self:
         await self.broker()
@@ -61,6 +67,18 @@ class PubSub:
     def clock(self) -> Clock:
         return self._clock
 
+    @property
+    def opened(self) -> frozenset[Subscription]:
+        """The subscriptions that are open."""
+        return frozenset(self._opened)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell it of everything from here on, beside whoever was told before."""
+        told = self.observer.observers if isinstance(self.observer, Observers) else ()
+        self.observer = Observers(*told, observer)
+        if self._connection is not None:
+            self._connection = ObservedBroker(self._connection, Observers(observer))
+
     def topic(self, name: str) -> Topic:
         """A handle; the topic need not exist yet."""
         self._check_open()
@@ -77,6 +95,7 @@ class PubSub:
             broker=self.broker,
             clock=self._clock,
             opened=self._opened,
+            observer=self.observer,
             **options,
         )
 
@@ -100,7 +119,9 @@ class PubSub:
             async with self._connecting:
                 self._check_open()
                 if self._connection is None:
-                    self._connection = await connect(self._url, clock=self._clock)
+                    broker = await connect(self._url, clock=self._clock)
+                    told = self.observer
+                    self._connection = broker if told is None else ObservedBroker(broker, told)
         return self._connection
 
     async def aclose(self, *, timeout: float | None = None) -> None:
@@ -209,6 +230,8 @@ class Topic:
         With a `message_id` of your own, repeating the call within the topic's duplicate window
         stores it once.
         """
+        if self._pubsub.observer is not None:
+            attributes = self._pubsub.observer.sending(self._name, attributes)
         draft = Draft.of(data, attributes, ordering_key, message_id, subject)
         broker = self._pubsub._connection or await self._pubsub.broker()
         answers = await broker.publish(self._name, (draft,))

@@ -21,6 +21,7 @@ from penstock.cli.log_lines import write_logs
 from penstock.cli.pages import Page, serving
 from penstock.consuming import App
 from penstock.errors import InvalidArgumentError, NotFoundError, PenstockError
+from penstock.observing import PrometheusObserver
 
 _log = logging.getLogger("penstock.app")
 
@@ -82,6 +83,8 @@ def _load(orders: Orders) -> App:
             "The broker memory:// is one process's own; for several give one they share, such as "
             "--url local://./data"
         )
+    if orders.metrics:
+        app.observe(PrometheusObserver.of())
     app.bindings()
     return app
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.broker import Capabilities
 from penstock.clock import Clock
@@ -14,6 +14,7 @@ from penstock.dead_letters.letter import bare, letter_of
 from penstock.dead_letters.replaying import REPLAY_FOR
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.message import MAX_ACK_DEADLINE, Draft, Message
+from penstock.observing.observer import Observer
 from penstock.outcomes import Reject, Retry
 
 GAVE_UP = "gave-up"
@@ -27,12 +28,6 @@ _log = logging.getLogger("penstock.app")
 Send = Callable[[str, Draft], Awaitable[object]]
 
 
-class Told(Protocol):
-    """Who is told what became of messages; see `penstock.observer`."""
-
-    def dead_lettered(self, topic: str, subscription: str, reason: str) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answering:
     """Answers for the messages of one subscriber. Every failure ends in a nack or a dead letter,
@@ -42,7 +37,7 @@ class Answering:
     capabilities: Capabilities
     send: Send
     clock: Clock
-    observer: Told | None = None
+    observer: Observer | None = None
 
     def arrived(self, message: Message) -> Awaitable[None] | bool:
         """Whether it is for the handler at all: False when it is; else it is dealt with, or will

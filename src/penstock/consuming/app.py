@@ -22,10 +22,12 @@ from penstock.consuming.declaration import (
     underlying,
     where,
 )
+from penstock.consuming.middleware.observe import Observe, observe
 from penstock.consuming.results import draft_of
 from penstock.consuming.router import Router
 from penstock.consuming.running import Running
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.observing import Observer
 from penstock.subscribing import CloseReport, Subscription
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,6 +72,16 @@ class App(Router):
         self._topics: dict[str, Mapping[str, Any]] = {}
         self._lifespan: list[Callable[[], Any]] = []
         self._running: Running | None = None
+        self._observers: list[Observer] = []
+
+    def observe(self, observer: Observer) -> None:
+        """Tell it of everything the app does, its calls of handlers outside of all middleware."""
+        self._observers.append(observer)
+
+    def observers(self) -> list[Observer]:
+        """Who is told: those of `observe`, and those that middleware brings along."""
+        brought = [each for one in self.declared() for each in _brought_by(one)]
+        return list(dict.fromkeys([*self._observers, *brought]))
 
     def topic(self, name: str, **options: Any) -> None:
         """A topic the app needs, and how to make it: options are those of `Topic.create`."""
@@ -88,7 +100,13 @@ class App(Router):
 
     def subscribers(self) -> list[Subscriber]:
         """Every handler as it will run."""
-        return [one.settled(self._defaults) for one in self.declared()]
+        observers = dict.fromkeys(self._observers)
+        return [
+            one.settled(self._defaults).inside(
+                tuple(observe(each) for each in observers if each not in _brought_by(one))
+            )
+            for one in self.declared()
+        ]
 
     def bindings(self, provide: Mapping[Any, Any] | None = None) -> list[Binding]:
         """Everything checked and ready to run; `InvalidArgumentError` says what is wrong.
@@ -140,6 +158,7 @@ class App(Router):
             provision=provision or self.provision,
             topics=self._topics,
             lifespan=self._lifespan,
+            observers=self.observers(),
         )
         self._running = running
         try:
@@ -229,3 +248,7 @@ class App(Router):
                 "This app is not running; use `async with app:`, or publish with a PubSub"
             )
         return self._running
+
+
+def _brought_by(subscriber: Subscriber) -> list[Observer]:
+    return [one.observer for one in subscriber.middleware if isinstance(one, Observe)]

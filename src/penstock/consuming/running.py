@@ -21,6 +21,7 @@ from penstock.consuming.provisioning import DEAD_LETTERS_KEPT, Provisioning
 from penstock.consuming.results import Results
 from penstock.errors import UnavailableError
 from penstock.message import Draft, Receipt
+from penstock.observing import Observer, Observers, watch
 from penstock.publishing import ManagedPublisher, PublishRetry
 from penstock.rules.window import FlowControl
 from penstock.subscribing import CloseReport, LeaseExtension, Subscription
@@ -45,6 +46,7 @@ class Running:
         provision: Provision,
         topics: Mapping[str, Mapping[str, Any]],
         lifespan: Sequence[Callable[[], Any]],
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.pubsub = pubsub
         self.subscriptions: list[Subscription] = []
@@ -57,6 +59,9 @@ class Running:
         self._stack = AsyncExitStack()
         self._batches: list[Batches] = []
         self._stopping = False
+        self._observer = Observers(*observers) if observers else None
+        for observer in observers:
+            pubsub.observe(observer)
         self._publisher = ManagedPublisher(
             pubsub, max_in_flight=_IN_FLIGHT, refill_allowed_at=_IN_FLIGHT - 1, retry=_PUBLISHING
         )
@@ -126,11 +131,16 @@ class Running:
         for binding in self._bindings:
             subscription = self._subscription(binding, broker)
             await provisioning.subscription(subscription, binding.subscriber.where)
+            subscription.observer = None  # Handlers tell by their middleware, and tell more.
             subscription.on("message", self._handler(binding, broker))
             subscription.on("close", lambda of=subscription: self._closed(of))
             self.subscriptions.append(subscription)
         for subscription in self.subscriptions:
             subscription.open()
+        if self._observer is not None and self._observer.watches:
+            # Owned here: the stack ends it.
+            watching = asyncio.ensure_future(watch(self.pubsub, self._observer))
+            self._stack.callback(watching.cancel)
 
     async def _provision_topics(self, provisioning: Provisioning) -> None:
         needs: dict[str, Mapping[str, Any]] = {}
@@ -165,7 +175,7 @@ class Running:
         subscriber = binding.subscriber
         answering = Answering(
             subscriber=subscriber, capabilities=broker.capabilities, send=self.send,
-            clock=self.pubsub.clock,
+            clock=self.pubsub.clock, observer=self._observer,
         )  # fmt: skip
         results = Results(subscriber, self.send_all) if subscriber.publications else None
         executor = self._executor(subscriber)

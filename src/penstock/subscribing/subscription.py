@@ -21,6 +21,8 @@ from penstock.errors import (
     NotFoundError,
 )
 from penstock.message import Message
+from penstock.observing.observed import observed_handler
+from penstock.observing.observer import Observer
 from penstock.subscribing.deliveries import Handler
 from penstock.subscribing.events import Events, F
 from penstock.subscribing.iteration import Iteration
@@ -50,6 +52,7 @@ class Subscription:
         broker: Callable[[], Awaitable[Broker]],
         clock: Clock,
         opened: set[Subscription],
+        observer: Observer | None = None,
         **options: Any,
     ) -> None:
         self._name = check_name("Subscription", name)
@@ -57,6 +60,8 @@ class Subscription:
         self._broker = broker
         self._clock = clock
         self._opened_handles = opened
+        self.observer = observer
+        """Who is told of calls of its listeners, if anybody."""
         self._events = Events(f"Subscription {name!r}", ("message", "error", "close"))
         self._streams: list[MessageStream] = []
         self._stream: MessageStream | None = None
@@ -224,7 +229,10 @@ class Subscription:
         listeners = self._events.listeners("message")
         if not listeners:
             return None
-        return listeners[0] if len(listeners) == 1 else self._call_all
+        handler = listeners[0] if len(listeners) == 1 else self._call_all
+        if self.observer is None:
+            return handler
+        return observed_handler(self.observer, self._topic, self._name, handler)
 
     def emit(self, event: str, *args: Any) -> None:
         if event == "error" and not self._events.listeners("error"):

@@ -120,6 +120,20 @@ def test_a_process_that_dies_is_started_again_and_all_end_together(folder, serve
     assert app.said.count("nothing was left") == 2
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_metrics_are_served_for_all_processes_together(folder, server, name, workers):
+    with run(folder, server, "--workers", workers, "--metrics-port", "0") as app:
+        app.wait_for(lambda said: said.count("Receiving from") == int(workers))
+        publish(server, *[0] * 50)
+        app.wait_for(lambda said: said.count("done 0") == 50)
+        label = f'messaging_destination_subscription_name="{name}"'
+        handled = f'messaging_process_duration_seconds_count{{{label},outcome="done"}} 50.0'
+        url = address(app.said) + "/metrics"
+        wait_until(lambda: handled in page(url)[1])
+        wait_until(lambda: f"penstock_backlog_messages{{{label}}}" in page(url)[1])
+        assert app.end() == 0
+
+
 def test_processes_whose_supervisor_is_killed_drain_and_end(folder, server):
     with run(folder, server, "--workers", "2") as app:
         app.wait_for(lambda said: said.count("Receiving from") == 2)

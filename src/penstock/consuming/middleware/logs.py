@@ -9,7 +9,7 @@ from typing import Any
 from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import Call, Next
 from penstock.message import Message
-from penstock.outcomes import Reject, Retry
+from penstock.observing.outcomes import outcome_of
 
 _log = logging.getLogger("penstock.app")
 
@@ -33,16 +33,6 @@ def logs(level: int = logging.INFO) -> Middleware:
                 _tell(level, call, messages, outcome, clock() - began)
 
     return logged
-
-
-def outcome_of(error: BaseException) -> str:
-    """In a word: what a handler decided, or the name of what it raised."""
-    match error:
-        case Retry():
-            return "retry"
-        case Reject():
-            return "reject"
-    return type(error).__name__
 
 
 def _tell(level: int, call: Call, messages: list[Message], outcome: str, seconds: float) -> None:
