@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 # Groups by name, where they are, and the extra they need.
 _GROUPS = {
     "run": ("penstock.cli.run", "cli"),
+    "asyncapi": ("penstock.cli.asyncapi", "cli"),
     "dead": ("penstock.cli.dead", "cli"),
     "topics": ("penstock.cli.topics", "cli"),
     "subscriptions": ("penstock.cli.topics", "cli"),

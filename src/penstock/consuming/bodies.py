@@ -117,9 +117,12 @@ def uses_pydantic(kind: Any) -> bool:
 
 def _decoders(kind: Any) -> tuple[Decode, Decode]:
     if uses_pydantic(kind):
-        from pydantic import TypeAdapter
+        from pydantic import PydanticUserError, TypeAdapter
 
-        adapter = TypeAdapter(kind)
+        try:
+            adapter = TypeAdapter(kind)
+        except PydanticUserError as error:
+            raise InvalidArgumentError(error.message.splitlines()[0]) from None
         return adapter.validate_json, lambda data: adapter.validate_python(
             msgspec.msgpack.decode(data)
         )

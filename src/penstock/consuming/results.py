@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from msgspec.structs import replace
 
@@ -78,3 +79,13 @@ def draft_of(
         attributes = {**(attributes or {}), CONTENT_TYPE: content_type}
     # Checked where it is published.
     return Draft(encode(body, content_type), attributes or {}, ordering_key, message_id)
+
+
+def published_kind(returns: Any) -> Any:
+    """The kind of one message, out of what a handler says it returns."""
+    if get_origin(returns) is list:
+        return published_kind(get_args(returns)[0])
+    if get_origin(returns) in (Union, UnionType):
+        kinds = [one for one in get_args(returns) if one not in (type(None), Retry, Reject)]
+        return published_kind(kinds[0]) if len(kinds) == 1 else Union[tuple(kinds)]  # noqa: UP007
+    return bytes if returns in (None, Any) else returns

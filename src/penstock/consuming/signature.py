@@ -41,10 +41,12 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class OfMessage:
-    """Something that is read from the message."""
+    """Something that is read from the message; `attribute`: one of its attributes."""
 
     read: Callable[[Message], Any]
     batch: bool = False
+    attribute: str | None = None
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,9 @@ def _source(
         if isinstance(note, _All):
             return OfMessage(lambda message: message.attributes)
         if isinstance(note, Attribute):
-            return OfMessage(_attribute(note.key, get_args(kind)[0], parameter.default))
+            required = parameter.default is inspect.Parameter.empty
+            read = _attribute(note.key, get_args(kind)[0], parameter.default)
+            return OfMessage(read, attribute=note.key, required=required)
     return Needed(kind) if provided(kind) else None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from types import TracebackType, UnionType
-from typing import Any, Self, Union, get_args, get_origin
+from types import TracebackType
+from typing import Any, Self
 
 from penstock.client import PubSub
 from penstock.clock import Clock
@@ -15,10 +15,10 @@ from penstock.consuming import App
 from penstock.consuming.bodies import decoder_of
 from penstock.consuming.calling import Binding
 from penstock.consuming.declaration import Function
+from penstock.consuming.results import published_kind
 from penstock.consuming.signature import Body, is_async
 from penstock.dead_letters import DeadLetter
 from penstock.message import Record
-from penstock.outcomes import Reject, Retry
 from penstock.testing.clock import VirtualClock, VirtualTimeLoop
 from penstock.testing.waiting import settled
 
@@ -135,7 +135,7 @@ class TestApp:
     def _published_kind(self, topic: str) -> Any:
         for one in self._bindings:
             if any(publication.topic == topic for publication in one.subscriber.publications):
-                return _one_of(one.signature.returns)
+                return published_kind(one.signature.returns)
         return bytes
 
     def _recorded(self, binding: Binding) -> Binding:
@@ -166,13 +166,3 @@ class TestApp:
 
 def _original(binding: Binding) -> Any:
     return getattr(binding.subscriber.function, "__wrapped__", None)
-
-
-def _one_of(returns: Any) -> Any:
-    """The kind of one message, out of what a handler says it returns."""
-    if get_origin(returns) is list:
-        return _one_of(get_args(returns)[0])
-    if get_origin(returns) in (Union, UnionType):
-        kinds = [one for one in get_args(returns) if one not in (type(None), Retry, Reject)]
-        return _one_of(kinds[0]) if len(kinds) == 1 else Union[tuple(kinds)]  # noqa: UP007
-    return bytes if returns in (None, Any) else returns

@@ -99,7 +99,7 @@ class Unknown:
     pass
 
 
-@pytest.mark.parametrize("kind", [Unknown, dict[str, Unknown], Unknown | None])
+@pytest.mark.parametrize("kind", [Unknown, dict[str, Unknown], Unknown | None, Account | Unknown])
 def test_a_kind_that_nothing_can_decode_is_refused_before_the_first_message(kind):
     with pytest.raises(InvalidArgumentError, match="Unknown"):
         decoder_of(kind)
