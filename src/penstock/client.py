@@ -11,9 +11,12 @@ from penstock.capabilities import check_snapshot, check_topic
 from penstock.clock import Clock
 from penstock.config import DUPLICATE_WINDOW, TopicConfig, check_name
 from penstock.connect import connect
+from penstock.dead_letters import DeadLetters
 from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
 from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault
+from penstock.observing.observed import ObservedBroker
+from penstock.observing.observer import Observer, Observers
 from penstock.subscribing import MessageStream, Subscription
 from penstock.subscribing.events import Events
 from penstock.subscribing.options import SubscriptionOptions
@@ -35,6 +38,7 @@ class PubSub(AsyncClosing):
         *,
         broker: Broker | None = None,
         clock: Clock | None = None,
+        observer: Observer | None = None,
     ) -> None:
         if not isinstance(url, str) or "://" not in url:
             raise InvalidArgumentError(
@@ -47,10 +51,13 @@ class PubSub(AsyncClosing):
         self._clock = clock or Clock()
         self._connection = broker
         self._owns_connection = broker is None
+        self.observer: Observer | None = None
         self._connecting = asyncio.Lock()
         self._streams: set[MessageStream] = set()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
+        if observer is not None:
+            self.observe(observer)
 
     async def __aenter__(self) -> Self:
         await self.broker()
@@ -59,6 +66,18 @@ class PubSub(AsyncClosing):
     @property
     def clock(self) -> Clock:
         return self._clock
+
+    @property
+    def streams(self) -> frozenset[MessageStream]:
+        """The streams of subscriptions that are open."""
+        return frozenset(self._streams)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell it of everything from here on, beside whoever was told before."""
+        told = self.observer.observers if isinstance(self.observer, Observers) else ()
+        self.observer = Observers(*told, observer)
+        if self._connection is not None:
+            self._connection = ObservedBroker(self._connection, Observers(observer))
 
     def topic(self, name: str) -> Topic:
         """A handle; the topic need not exist yet."""
@@ -78,8 +97,14 @@ class PubSub(AsyncClosing):
             broker=self.broker,
             clock=self._clock,
             running=self._streams,
+            observer=self.observer,
             **options,
         )
+
+    def dead_letters(self, topic: str) -> DeadLetters:
+        """What was given up and went to this topic: to be looked at, replayed and discarded."""
+        self._check_open()
+        return DeadLetters(self, topic)
 
     async def topics(self) -> Sequence[str]:
         return await (await self.broker()).admin.list_topics()
@@ -98,7 +123,9 @@ class PubSub(AsyncClosing):
             async with self._connecting:
                 self._check_open()
                 if self._connection is None:
-                    self._connection = await connect(self._url, clock=self._clock)
+                    broker = await connect(self._url, clock=self._clock)
+                    told = self.observer
+                    self._connection = broker if told is None else ObservedBroker(broker, told)
         return self._connection
 
     async def aclose(self, *, timeout: float | None = None) -> None:
@@ -205,6 +232,8 @@ class Topic:
         With a `message_id` of your own, repeating the call within the topic's duplicate window
         stores it once.
         """
+        if self._pubsub.observer is not None:
+            attributes = self._pubsub.observer.sending(self._name, attributes)
         draft = Draft.of(data, attributes, ordering_key, message_id, subject)
         broker = self._pubsub._connection or await self._pubsub.broker()
         answers = await broker.publish(self._name, (draft,))

@@ -24,6 +24,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.message import MAX_MESSAGE_ID_BYTES, Draft, Expect, check_text
+from penstock.observing.observer import Observer
 from penstock.publishing.admission import Admission
 from penstock.publishing.calls import Calls
 from penstock.publishing.flight import Flight, FlightState
@@ -102,6 +103,7 @@ class ManagedPublisher:
         self.pause_failed_keys = pause_failed_keys
         self._pubsub = pubsub
         self._clock = pubsub.clock
+        self._observer: Observer | None = getattr(pubsub, "observer", None)
         self._announcer = Announcer(listener)
         self._admission = Admission(max_in_flight, max_bytes, refill_allowed_at)
         self._part = max(1, min(max_in_flight // _PARTS, _LARGEST_PART))
@@ -239,6 +241,8 @@ class ManagedPublisher:
         the flight's id by default and goes with every attempt.
         """
         flight_id = f"{self.id_prefix}-{next(self._numbers)}"
+        if self._observer is not None:
+            headers = self._observer.sending(topic, headers)
         draft = Draft.of(
             body,
             headers,

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 from penstock.broker import Broker
 from penstock.clock import Clock
 from penstock.message import AckResponse, Message, Settlement
+from penstock.observing.observed import observed_handler
+from penstock.observing.observer import Observer
 from penstock.subscribing.events import Events
 
 Handler: TypeAlias = Callable[[Message], Any]
@@ -23,10 +25,15 @@ class Source:
         self,
         name: str,
         *,
+        topic: str | None,
         broker: Callable[[], Awaitable[Broker]],
         clock: Clock,
+        observer: Observer | None = None,
     ) -> None:
         self.name = name
+        self._topic = topic
+        self.observer = observer
+        """Who is told of calls of its listeners, if anybody."""
         self.clock = clock
         self.broker = broker
         """The connection, made on first use."""
@@ -36,7 +43,13 @@ class Source:
 
     def listeners(self) -> list[Handler]:
         """Those who listen for messages."""
-        return self.events.listeners("message")
+        listeners = self.events.listeners("message")
+        if self.observer is None:
+            return listeners
+        return [
+            observed_handler(self.observer, self._topic, self.name, listener)
+            for listener in listeners
+        ]
 
     def report(self, error: BaseException) -> None:
         """Emit 'error'; what nobody listens for is logged."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import fields, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Unpack, overload
 
 from penstock.broker import Broker, SubscriptionStatus
@@ -19,6 +20,7 @@ from penstock.errors import (
     NotFoundError,
 )
 from penstock.message import AckResponse, Message, Verb
+from penstock.observing.observer import Observer
 from penstock.subscribing.closing import CloseReport
 from penstock.subscribing.events import F
 from penstock.subscribing.iteration import Iteration
@@ -53,11 +55,12 @@ class Subscription:
         broker: Callable[[], Awaitable[Broker]],
         clock: Clock,
         running: set[MessageStream],
+        observer: Observer | None = None,
         **options: Unpack[SubscriptionOptions],
     ) -> None:
         self._name = check_name("Subscription", name)
         self._topic = topic
-        self.source = Source(name, broker=broker, clock=clock)
+        self.source = Source(name, topic=topic, broker=broker, clock=clock, observer=observer)
         self.running = running
         """The streams that run, of this and of other subscriptions."""
         self._stream: MessageStream | None = None
@@ -86,6 +89,11 @@ class Subscription:
     @property
     def clock(self) -> Clock:
         return self.source.clock
+
+    @property
+    def config_given(self) -> Mapping[str, Any]:
+        """What was asked of the broker, as `create` does."""
+        return MappingProxyType(self._config)
 
     @property
     def is_open(self) -> bool:
