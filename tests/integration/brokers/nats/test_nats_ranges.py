@@ -218,6 +218,24 @@ def test_a_connection_lost_between_batches_is_an_outage_and_reading_goes_on(tmp_
         log.close()
 
 
+def test_an_extent_tells_what_kind_of_topic_it_is(server, log):
+    make(server.url, "sized")
+    fill(server.url, "sized", range(10), size=5000)
+    sized = log.extent("sized")
+    assert sized.identity == api(server.url, "STREAM.INFO.sized")["created"]
+    assert 5000 < sized.mean_bytes < 5500
+    for kind in ({"retention": "workqueue"}, {"max_msgs_per_subject": 1}):
+        config = {"name": "special", "subjects": ["special"], "allow_direct": True, **kind}
+        api(server.url, "STREAM.CREATE.special", config)
+        extent = log.extent("special")
+        assert (extent.is_queue, extent.is_compacted) == (
+            "retention" in kind,
+            "max_msgs_per_subject" in kind,
+        )
+        assert extent.mean_bytes == 0
+        api(server.url, "STREAM.DELETE.special")
+
+
 def test_a_topic_of_marks_is_made_with_the_first_of_them(server, log):
     assert log.mark("made-marks", "one") is None
     version = log.set_mark("made-marks", "one", b"1", replaces=0)

@@ -189,6 +189,22 @@ def test_an_answer_that_does_not_say_where_it_is_stored_is_no_record():
         parse_added("orders", b"NATS/1.0\r\nkind: x\r\n\r\n")
 
 
+@pytest.mark.parametrize(
+    ("fraction", "below"),
+    [("", 0), (".5", 500_000_000), (".000001", 1000), (".123456789", 123_456_789)],
+)
+def test_the_server_leaves_out_zeros_at_the_end_of_a_moment(fraction, below):
+    reply, _, block, payload = direct(1, DRAFTS[0])
+    moment = moment_text(NS + 1)
+    block = block.replace(moment.encode(), f"{moment[:19]}{fraction}Z".encode())
+    whole = NS // 10**9 * 10**9
+    raw = (reply, b"", block, payload)
+    assert direct_record("orders", raw).publish_time_ns == whole + below
+    parser = DirectParser("orders", REPLY, print)
+    feed(parser, wire(raw) + status(204), [])
+    assert parser.columns.published_us == [(whole + below) // 1000]
+
+
 @given(st.integers(0, 4_000_000_000), st.integers(0, 999_999_999))
 def test_moments_survive_being_text(seconds, below):
     ns = seconds * 10**9 + below

@@ -245,9 +245,10 @@ class LazyConnection:
             self.close()
             raise
 
-    def is_still(self, connection: BlockingConnection | None) -> bool:
-        """Whether `connection` is the one that the next use gets."""
-        return connection is not None and connection is self._connection
+    @property
+    def is_open(self) -> bool:
+        """The next use makes no connection."""
+        return self._connection is not None
 
     def close(self) -> None:
         if self._connection is not None:

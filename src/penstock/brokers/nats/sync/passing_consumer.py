@@ -14,7 +14,7 @@ from typing import Any
 from penstock.brokers.nats.protocol.headers import CONFLICT, NO_RESPONDERS, encode_name
 from penstock.brokers.nats.protocol.parsing import DeliveredFrom, DeliveredParser
 from penstock.brokers.nats.protocol.requests import encode_request, next_message
-from penstock.brokers.nats.sync.connection import BlockingConnection, LazyConnection
+from penstock.brokers.nats.sync.connection import LazyConnection
 from penstock.brokers.nats.sync.direct import BATCH, BATCH_BYTES
 from penstock.clock import NS
 from penstock.columns import Columns
@@ -40,7 +40,6 @@ class PassingConsumer:
         self._stream = encode_name(topic)
         self._subjects = subjects
         self._headers = headers
-        self._made_on: BlockingConnection | None = None
         self._received = 0
 
     def read(self, first: int, last: int) -> Iterator[Columns]:
@@ -77,7 +76,6 @@ class PassingConsumer:
                 {"stream_name": self._stream, "config": config},
                 missing=lambda: TopicNotFoundError(self._topic),
             )
-        self._made_on = connection
         return DeliveredFrom(self._stream, str(made["name"]))
 
     def _fetch(self, consumer: DeliveredFrom, wanted: int) -> Columns:
@@ -92,9 +90,6 @@ class PassingConsumer:
 
     def _next(self, consumer: DeliveredFrom, request: dict[str, Any]) -> tuple[Columns, int]:
         with self._link.use() as connection:
-            if connection is not self._made_on:
-                # What it sent on the other one is lost, and it does not send it twice.
-                raise UnavailableError(f"The connection that read topic {self._topic!r} was lost")
             reply = connection.send(
                 next_message(self._stream, consumer.name),
                 b"",
@@ -117,7 +112,7 @@ class PassingConsumer:
         return parser.columns, status
 
     def _delete(self, consumer: DeliveredFrom) -> None:
-        """It would end by itself; better now. Only if the connection is still the one."""
-        if self._link.is_still(self._made_on):
+        """It would end by itself; better now, where that does not mean to connect anew."""
+        if self._link.is_open:
             with suppress(PenstockError), self._link.use() as connection:
                 connection.request(f"CONSUMER.DELETE.{self._stream}.{consumer.name}")
