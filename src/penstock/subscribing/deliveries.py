@@ -42,6 +42,7 @@ class Deliveries:
         self._source = source
         self._clock = source.clock
         self.flow = Flow()
+        self._window = self.flow.window
         self._leases = LeaseBook()
         self._order: KeyOrder | None = None
         self._broker: Broker | None = None
@@ -128,7 +129,7 @@ class Deliveries:
         received = self._clock.time_ns() / NS
         messages = Message.of(deliveries, self.handlers.owner, received)
         size = sum([_size(delivery.record) for delivery in deliveries])
-        self.flow.window.take(len(messages), size)
+        self._window.take(len(messages), size)
         self._send_all(self._leases.begin(messages, deliveries[0].ack_deadline, now))
         if self._order is not None:
             messages, behind = self._order.enter(messages)
@@ -187,7 +188,7 @@ class Deliveries:
         """Deliver what waits and may go now."""
         # What handlers called here set free is delivered by this very loop.
         self._drain_due = True
-        window, most, held = self.flow.window, self.flow.max_delivered, self._held
+        window, most, held = self._window, self.flow.max_delivered, self._held
         parked, handlers = self._leases.parked, self.handlers
         try:
             while held and self._flowing and handlers.listening:
@@ -326,7 +327,7 @@ class Deliveries:
             message._settled = True
 
     def _let_go(self, message: Message, failed: bool) -> None:
-        self.flow.window.release(1, _size(message._delivery.record))
+        self._window.release(1, _size(message._delivery.record))
         if self._order is not None:
             self._leave_order(message, failed=failed)
         if self._held:
@@ -388,7 +389,7 @@ class Deliveries:
         for message in messages:
             if self._expired is not None:
                 self._expired.append(message.id)
-            self.flow.window.release(1, _size(message._delivery.record))
+            self._window.release(1, _size(message._delivery.record))
             if self.handlers.is_running(message):
                 self._outlived.add(message)
             else:
