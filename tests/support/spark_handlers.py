@@ -8,8 +8,9 @@ from typing import Any
 
 from penstock.jobs import AudioInfo, Done, JobStage, Outcome, ProcessingJob, Reject, Retry
 from penstock.jobs.pipeline.media import MediaTools
-from penstock.jobs.pipeline.stage import Segment, Stage, Text
+from penstock.jobs.pipeline.stage import Stage, Text
 from penstock.jobs.settings import JobSettings
+from penstock.media import Segment
 
 _INFO = AudioInfo(duration=2.5, size=1000, container="wav", codec="pcm_s16le")
 _TEXT = Text(segments=[Segment(0.0, 2.5, "hello there")], language="en")

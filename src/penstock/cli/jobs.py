@@ -26,6 +26,7 @@ from penstock.cli.running import (
 from penstock.errors import InvalidArgumentError
 from penstock.jobs.model.job import MediaType
 from penstock.jobs.settings import JobSettings
+from penstock.media.extensions import DOCUMENTS, VIDEO, extension_of
 from penstock.media.video_ids import video_id_of
 
 jobs = typer.Typer(help="Media jobs, through the ingestion API.", no_args_is_help=True)
@@ -41,9 +42,6 @@ Patience = Annotated[
 ]
 _DEFAULT_API = "http://127.0.0.1:8080"
 _PATIENCE = 30.0
-
-_VIDEO = {".avi", ".flv", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm"}
-_DOCUMENT = {".docx", ".htm", ".html", ".md", ".pdf", ".txt"}
 
 
 @jobs.command()
@@ -186,10 +184,10 @@ def _is_video(media: str) -> bool:
 def _guess(media: str) -> MediaType:
     if "youtube.com/" in media or "youtu.be/" in media:
         return MediaType.YOUTUBE
-    suffix = Path(media.partition("?")[0]).suffix.lower()
-    if suffix in _VIDEO:
+    extension = extension_of(media)
+    if extension in VIDEO:
         return MediaType.VIDEO
-    return MediaType.DOCUMENT if suffix in _DOCUMENT else MediaType.AUDIO
+    return MediaType.DOCUMENT if extension in DOCUMENTS else MediaType.AUDIO
 
 
 @jobs.command()

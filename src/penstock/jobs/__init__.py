@@ -25,7 +25,6 @@ from penstock.jobs.model.job import (
     MediaType,
     MetadataReady,
     ProcessingJob,
-    SpeakerRole,
     TranscriptComplete,
     VideoInfo,
     VideoJob,
@@ -33,7 +32,7 @@ from penstock.jobs.model.job import (
     YouTubeJob,
     opaque_user_id,
 )
-from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Segment, Stage, Text
+from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Stage, Text
 from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings, StageSettings, load_settings
 from penstock.jobs.store.job_store import ProcessingJobStore, idempotent
@@ -43,6 +42,8 @@ from penstock.jobs.telemetry import LoggingObserver, Observer, PrometheusObserve
 from penstock.jobs.views.memory import JobView, JobViews
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.sql import SqlJobViews
+from penstock.media.speakers import SpeakerRole
+from penstock.media.transcript import Segment
 
 __all__ = [
     "AudioInfo",

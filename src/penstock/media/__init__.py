@@ -18,16 +18,17 @@ from penstock.media.guard.calling import (
     stream_guarded,
 )
 from penstock.media.reading.documents import DocumentText, extract_text, extract_text_blocking
-from penstock.media.reading.probe import AudioInfo, MediaInfo, VideoInfo, probe, probe_blocking
-from penstock.media.reading.transcribe import Segment, Transcriber, Transcript
+from penstock.media.reading.probe import AudioStream, MediaInfo, VideoStream, probe, probe_blocking
+from penstock.media.reading.transcribe import Transcriber
 from penstock.media.speakers import SpeakerRole, SpeakerRoleRegistry
+from penstock.media.transcript import Segment, Transcript
 
 if TYPE_CHECKING:
     from penstock.media.fetching.source import MediaSource
     from penstock.media.youtube import YouTubeClient, YouTubeVideo, parse_video_id
 
 __all__ = [
-    "AudioInfo",
+    "AudioStream",
     "DocumentText",
     "GuardPool",
     "Limits",
@@ -39,7 +40,7 @@ __all__ = [
     "SpeakerRoleRegistry",
     "Transcriber",
     "Transcript",
-    "VideoInfo",
+    "VideoStream",
     "YouTubeClient",
     "YouTubeVideo",
     "extract_text",

@@ -5,18 +5,26 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
 from penstock.media.errors import MediaError
 
-SpeakerRole = Literal["host", "guest", "narrator", "unknown"]
-ROLES: tuple[SpeakerRole, ...] = get_args(SpeakerRole)
+
+class SpeakerRole(StrEnum):
+    # No docstring: it would become part of the schema of the messages that carry it.
+    HOST = "host"
+    GUEST = "guest"
+    NARRATOR = "narrator"
+    UNKNOWN = "unknown"
+
 
 # Ids, not names of people: no spaces and no @, so a name or an address does not slip in.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}|[_-][A-Za-z0-9_.:-]{1,127}")
+_ROLES = tuple(role.value for role in SpeakerRole)
 _MOST = 100_000
 _LARGEST_FILE = 16 << 20
 
@@ -32,8 +40,8 @@ class SpeakerRoleRegistry:
 
     def __init__(
         self,
-        channels: Mapping[str, SpeakerRole] | None = None,
-        speakers: Mapping[str, SpeakerRole] | None = None,
+        channels: Mapping[str, str] | None = None,
+        speakers: Mapping[str, str] | None = None,
     ) -> None:
         self._channels = _checked(channels or {}, "channels")
         self._speakers = _checked(speakers or {}, "speakers")
@@ -66,8 +74,8 @@ class SpeakerRoleRegistry:
         if speaker is not None and speaker in self._speakers:
             return self._speakers[speaker]
         if channel is not None:
-            return self._channels.get(channel, "unknown")
-        return "unknown"
+            return self._channels.get(channel, SpeakerRole.UNKNOWN)
+        return SpeakerRole.UNKNOWN
 
     def __len__(self) -> int:
         return len(self._channels) + len(self._speakers)
@@ -81,9 +89,9 @@ def _checked(table: Any, name: str) -> dict[str, SpeakerRole]:
     for key, role in table.items():
         if not isinstance(key, str) or not _ID.fullmatch(key):
             raise _wrong(f"`{name}` has a key that is no id: letters, digits and _ . : - only")
-        if role not in ROLES:
-            raise _wrong(f"`{name}.{key}` is none of {', '.join(ROLES)}")
-    return dict(table)
+        if role not in _ROLES:
+            raise _wrong(f"`{name}.{key}` is none of {', '.join(_ROLES)}")
+    return {key: SpeakerRole(role) for key, role in table.items()}
 
 
 def _wrong(what: str) -> MediaError:

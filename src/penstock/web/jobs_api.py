@@ -14,11 +14,11 @@ from msgspec import Meta, Struct
 
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.jobs.model.job import JobStage, MediaType
-from penstock.jobs.pipeline.stage import Segment
 from penstock.jobs.settings import UPLOAD, UPLOADS
 from penstock.jobs.store.records import JobRecord
 from penstock.jobs.system import Ingestion
 from penstock.jobs.views.memory import JobView, first_view
+from penstock.media.transcript import Segment
 from penstock.web.streams import Streams
 from penstock.web.uploads import Upload, Uploads
 

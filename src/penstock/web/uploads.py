@@ -21,16 +21,10 @@ from msgspec import Struct
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.jobs.settings import UPLOAD, UPLOADS, MediaSettings
+from penstock.media.extensions import EXTENSIONS
 
 _log = logging.getLogger("penstock.web")
-# Extensions tell documents apart; nothing else of a file's name is kept.
-EXTENSIONS = frozenset(
-    (
-        *("aac", "avi", "flac", "flv", "m4a", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "oga"),
-        *("ogg", "opus", "ts", "wav", "webm", "wma"),
-        *("docx", "htm", "html", "md", "pdf", "txt"),
-    )
-)
+# Nothing else of a file's name is kept than its extension, which tells documents apart.
 _NAME = re.compile(r"med_[0-9a-f]{32}\.([a-z0-9]{1,5})")
 _PARTIAL = ".partial"
 # Whoever still sends writes all the time, so what has not changed for a day was given up.

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from penstock.errors import InvalidArgumentError
+from penstock.media.speakers import SpeakerRole
 
 
 def _only(pattern: str) -> Meta:
@@ -102,13 +103,6 @@ class VideoInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults
     height: Count = 0
     frame_rate: Rate = 0.0
     audio_codec: Word | None = None
-
-
-class SpeakerRole(StrEnum):
-    HOST = "host"
-    GUEST = "guest"
-    NARRATOR = "narrator"
-    UNKNOWN = "unknown"
 
 
 class YouTubeInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):

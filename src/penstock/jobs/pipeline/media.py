@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from penstock.jobs.model.job import (
     AudioInfo,
@@ -24,31 +24,23 @@ from penstock.jobs.model.job import (
     Info,
     JobStage,
     ProcessingJob,
-    SpeakerRole,
     VideoInfo,
     VideoJob,
     YouTubeInfo,
     YouTubeJob,
 )
-from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Segment, Stage, Text
+from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Stage, Text
 from penstock.jobs.settings import UPLOAD, UPLOADS, JobSettings, MediaSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.media.errors import MediaError
+from penstock.media.extensions import DOCUMENTS, DocumentKind, extension_of
 from penstock.media.fetching.source import MediaSource
-from penstock.media.reading.documents import DocumentKind, extract_text
+from penstock.media.reading.documents import extract_text
 from penstock.media.reading.probe import MediaInfo, probe
 from penstock.media.reading.transcribe import Transcriber
 from penstock.media.speakers import SpeakerRoleRegistry
+from penstock.media.transcript import Segment
 from penstock.media.youtube import YouTubeClient
-
-_KINDS: dict[str, DocumentKind] = {
-    ".txt": "text",
-    ".md": "markdown",
-    ".html": "html",
-    ".htm": "html",
-    ".pdf": "pdf",
-    ".docx": "docx",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +150,7 @@ async def _youtube_metadata(job: YouTubeJob, tools: MediaTools) -> Outcome:
         duration=video.duration,
         channel_id=video.channel_id,
         published_at=video.published_at,
-        speaker_role=SpeakerRole(tools.speakers.role(channel=video.channel_id)),
+        speaker_role=tools.speakers.role(channel=video.channel_id),
         captions=video.caption,
     )
     return Done(info=info, title=video.title)
@@ -207,10 +199,10 @@ async def _size(path: Path) -> int:
 
 def _kind(reference: str) -> DocumentKind:
     """By its extension: the formats of documents cannot be told by their content alone."""
-    path = reference.partition("?")[0].partition("#")[0]
-    kind = _KINDS.get(PurePosixPath(path).suffix.lower())
+    kind = DOCUMENTS.get(extension_of(reference))
     if kind is None:
-        raise MediaError("unsupported", f"Documents are read as {', '.join(sorted(_KINDS))}")
+        known = ", ".join(sorted(DOCUMENTS))
+        raise MediaError("unsupported", f"Documents are known by their extensions: {known}")
     return kind
 
 
@@ -228,7 +220,7 @@ async def _document_text(job: DocumentJob, reference: str, path: Path) -> Done:
 async def _transcribed(transcriber: Transcriber, path: Path) -> Text:
     found = await transcriber.transcribe_async(path)
     return Text(
-        segments=[Segment(s.start, s.end, s.text) for s in found.segments],
+        segments=list(found.segments),
         language=found.language.lower()[:48],
         model=found.model,
     )

@@ -16,19 +16,12 @@ import msgspec
 from msgspec import Struct
 
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.jobs.model.job import INFO_TYPES, Info, JobStage, ProcessingJob, Seconds, Word
+from penstock.jobs.model.job import INFO_TYPES, Info, JobStage, ProcessingJob, Word
+from penstock.media.transcript import Segment
 from penstock.outcomes import Reject as Reject
 from penstock.outcomes import Retry as Retry
 
 _log = logging.getLogger("penstock.jobs")
-
-
-class Segment(Struct, frozen=True, array_like=True):
-    """What was said between two moments, in seconds from the beginning."""
-
-    start: Seconds
-    end: Seconds
-    text: str
 
 
 class Text(Struct, frozen=True, kw_only=True):

@@ -252,7 +252,8 @@ def _decode(body: bytearray, kind: Any) -> Any:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # A value outside what its type allows: absurd media, or a child gone wrong.
-        raise MediaError("malformed", "It gives values that cannot be") from None
+        text = "What was read from the file is out of all bounds; make the file anew"
+        raise MediaError("malformed", text) from None
 
 
 _pools: weakref.WeakSet[GuardPool] = weakref.WeakSet()

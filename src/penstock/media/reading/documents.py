@@ -7,15 +7,14 @@ import zipfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO
 from xml.parsers import expat
 
 from msgspec import Meta, Struct
 
 from penstock.media.errors import MediaError
+from penstock.media.extensions import DocumentKind
 from penstock.media.guard.calling import GuardPool, Limits, run_guarded, run_guarded_blocking
-
-DocumentKind = Literal["text", "markdown", "html", "pdf", "docx"]
 
 MOST_CHARACTERS = 5_000_000
 MOST_PAGES = 2_000

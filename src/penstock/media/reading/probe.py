@@ -34,14 +34,18 @@ Count = Annotated[int, Meta(ge=0, le=10_000)]
 Side = Annotated[int, Meta(gt=0, le=65_536)]
 
 
-class AudioInfo(Struct, frozen=True, kw_only=True):
+class AudioStream(Struct, frozen=True, kw_only=True):
+    """The sound in a file."""
+
     codec: Name
     sample_rate: Annotated[int, Meta(ge=1000, le=1_536_000)]
     channels: Annotated[int, Meta(ge=1, le=255)]
     bit_rate: Rate | None = None
 
 
-class VideoInfo(Struct, frozen=True, kw_only=True):
+class VideoStream(Struct, frozen=True, kw_only=True):
+    """The moving pictures in a file."""
+
     codec: Name
     width: Side
     height: Side
@@ -55,8 +59,8 @@ class MediaInfo(Struct, frozen=True, kw_only=True):
     duration: Seconds | None
     size: Annotated[int, Meta(ge=0)]
     streams: Count
-    audio: AudioInfo | None = None
-    video: VideoInfo | None = None
+    audio: AudioStream | None = None
+    video: VideoStream | None = None
 
 
 LIMITS = Limits(seconds=20, memory_bytes=384 << 20, output_bytes=64 << 10)
@@ -72,6 +76,7 @@ async def probe(
 def probe_blocking(
     path: Path | str | int, *, limits: Limits = LIMITS, pool: GuardPool | None = None
 ) -> MediaInfo:
+    """`probe`, for code that has a thread to itself."""
     return run_guarded_blocking(read_info, media=path, limits=limits, pool=pool)
 
 
@@ -145,9 +150,9 @@ def _duration(container: Any, streams: list[Any]) -> float | None:
     return _sane(max(seconds), 0, LONGEST, "duration") if seconds else None
 
 
-def _audio(stream: Any) -> AudioInfo:
+def _audio(stream: Any) -> AudioStream:
     context = stream.codec_context
-    return AudioInfo(
+    return AudioStream(
         codec=context.codec.canonical_name,
         sample_rate=int(_sane(context.sample_rate, 1000, 1_536_000, "sample rate")),
         channels=int(_sane(context.channels, 1, 255, "number of channels")),
@@ -155,10 +160,10 @@ def _audio(stream: Any) -> AudioInfo:
     )
 
 
-def _video(stream: Any) -> VideoInfo:
+def _video(stream: Any) -> VideoStream:
     context = stream.codec_context
     rate = stream.average_rate
-    return VideoInfo(
+    return VideoStream(
         codec=context.codec.canonical_name,
         width=int(_sane(context.width, 1, 65_536, "width")),
         height=int(_sane(context.height, 1, 65_536, "height")),
@@ -168,5 +173,7 @@ def _video(stream: Any) -> VideoInfo:
 
 def _sane(value: float | None, least: float, most: float, what: str) -> float:
     if value is None or not math.isfinite(value) or not least <= value <= most:
-        raise MediaError("malformed", f"Its {what} cannot be")
+        raise MediaError(
+            "malformed", f"The file gives a {what} that no {what} can be; make the file anew"
+        )
     return value

@@ -9,11 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from penstock.media.errors import MediaError
 from penstock.media.guard.calling import GuardPool, Limits, stream_guarded
 from penstock.media.reading.audio import RATE, decode_pcm, is_silent, windows
+from penstock.media.transcript import Segment, Transcript
 
 # `seconds` is the wait for the next block; the processor time is enough for a day of audio.
 DECODING = Limits(seconds=60, cpu_seconds=1800, memory_bytes=512 << 20)
@@ -22,23 +21,6 @@ DECODING = Limits(seconds=60, cpu_seconds=1800, memory_bytes=512 << 20)
 _REPETITIVE = 10.0
 # The decoder keeps the limit itself, block by block; this is for one that does not.
 _SLACK = 60.0
-
-
-class Segment(Struct, frozen=True):
-    start: float
-    end: float
-    text: str
-
-
-class Transcript(Struct, frozen=True, kw_only=True):
-    language: str
-    duration: float
-    segments: tuple[Segment, ...]
-    model: str
-
-    @property
-    def text(self) -> str:
-        return " ".join(segment.text for segment in self.segments)
 
 
 class Transcriber:
@@ -235,6 +217,3 @@ def _never() -> bool:
 
 def _cancelled() -> MediaError:
     return MediaError("cancelled", "Asked to stop", permanent=False)
-
-
-__all__ = ["DECODING", "Segment", "Transcriber", "Transcript", "weights"]
