@@ -221,7 +221,8 @@ class Deliveries:
             self._send_all(self._leases.start(message, self._clock.monotonic()))
 
     def _may_start(self, message: Message) -> bool:
-        self._start(message)
+        if self._leases.parked:
+            self._start(message)
         return message in self._leases
 
     def _full(self) -> bool:
@@ -240,13 +241,13 @@ class Deliveries:
 
     def _handler_done(self, message: Message, failure: BaseException | None) -> None:
         self._leases.stop_extending(message)
-        outlived = message in self._outlived
-        self._outlived.discard(message)
         if failure is not None:
             self._handler_failed(message, failure)
-        if outlived:
+        if self._outlived and message in self._outlived:
+            self._outlived.discard(message)
             self._leave_order(message, failed=True)
-        self.flow.changed()
+        if self.flow.watched:
+            self.flow.changed()
 
     def _handler_failed(self, message: Message, failure: BaseException) -> None:
         if self._ending and isinstance(failure, asyncio.CancelledError):

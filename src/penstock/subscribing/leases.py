@@ -70,7 +70,7 @@ class LeaseBook:
         return len(self._messages)
 
     def __contains__(self, message: Message) -> bool:
-        return message.ack_id in self._messages
+        return message._delivery.ack_id in self._messages
 
     def __iter__(self) -> Iterator[Message]:
         return iter(list(self._messages.values()))
@@ -130,6 +130,8 @@ class LeaseBook:
 
     def stop_extending(self, message: Message) -> None:
         """Its handler has ended: it gets no more time than it was promised."""
+        if not self._extended_since:
+            return
         ack_id = message.ack_id
         if self._extended_since.pop(ack_id, None) is not None:
             self.parked.discard(ack_id)
