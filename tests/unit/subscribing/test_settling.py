@@ -199,3 +199,79 @@ async def test_settling_again_after_the_subscription_is_gone_still_answers():
         await received[0].ack_with_response()
         await sub.delete()
         assert await received[0].ack_with_response() is AckResponse.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    ("first", "sent"),
+    [
+        (lambda m: m.ack(), Verb.ACK),
+        (lambda m: m.nack(), Verb.NACK),
+        (lambda m: m.nack(5), Verb.NACK),
+        (lambda m: m.reject(), Verb.REJECT),
+        (lambda m: m.modify_ack_deadline(0), Verb.NACK),
+    ],
+)
+async def test_the_first_settlement_is_the_only_one_the_broker_is_told(first, sent):
+    broker = FlakyBroker()
+    async with subscription_on(broker) as (topic, sub):
+        received: list[Message] = []
+        sub.on("message", received.append)
+        sub.open()
+        await publish(topic, 1)
+        await settled()
+        message = received[0]
+        first(message)
+        message.ack()
+        message.nack()
+        message.nack(3)
+        message.reject()
+        message.modify_ack_deadline(30)
+        assert await message.ack_with_response() is AckResponse.SUCCESS
+        await settled()
+        told = [s.verb for batch in broker.settled for s in batch if s.ack_id == message.ack_id]
+        assert told == [sent]
+        assert "settled" in repr(message)
+
+
+@pytest.mark.parametrize("verb", ["ack_with_response", "nack_with_response"])
+async def test_a_settlement_with_response_frees_the_window_before_it_is_answered(verb):
+    broker = FlakyBroker()
+    async with subscription_on(broker, flow_control=FlowControl(max_messages=1)) as (topic, sub):
+        received: list[Message] = []
+        sub.on("message", received.append)
+        sub.open()
+        await publish(topic, 2)
+        await settled()
+        assert [message.data for message in received] == [b"0"]
+        assert sub.stream is not None
+        asked = asyncio.ensure_future(getattr(received[0], verb)())
+        await asyncio.sleep(0)
+        assert sub.stream.statistics().messages == 0
+        assert sub.stream.statistics().bytes == 0
+        assert not sub.stream.holds(received[0])
+        assert await asked is AckResponse.SUCCESS
+        await settled()
+        assert len(received) >= 2
+        sub.pause()
+        for message in received:
+            message.ack()
+        await settled()
+        assert sub.stream.statistics().messages == 0
+
+
+@pytest.mark.parametrize("verb", ["ack_with_response", "nack_with_response"])
+async def test_a_settlement_whose_caller_is_cancelled_is_made_all_the_same(verb):
+    broker = FlakyBroker()
+    async with subscription_on(broker) as (topic, sub):
+        received: list[Message] = []
+        sub.on("message", received.append)
+        sub.open()
+        await publish(topic, 1)
+        await settled()
+        asked = asyncio.ensure_future(getattr(received[0], verb)())
+        await asyncio.sleep(0)
+        asked.cancel()
+        await settled()
+        assert asked.cancelled()
+        told = [s.verb.value for batch in broker.settled for s in batch]
+        assert told == [verb.partition("_")[0]]
