@@ -39,7 +39,27 @@ def test_an_example_prints_what_it_says(path):
 
 def test_every_example_is_tested():
     names = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert names == {path.stem for path in PRINTING} | {"graceful_shutdown", "shop", "demo"}
+    others = {"graceful_shutdown", "shop", "demo", "order_service", "test_order_service"}
+    assert names == {path.stem for path in PRINTING} | others
+
+
+def test_the_order_service_is_thirty_lines_and_its_test_eight():
+    service, test = (
+        ROOT / "examples" / name for name in ("order_service.py", "test_order_service.py")
+    )
+    assert len(service.read_text().splitlines()) <= 30
+    assert len([line for line in test.read_text().splitlines() if line]) <= 8
+    words = (
+        "-o",
+        "penstock_virtual_time=true",
+        "-o",
+        "pythonpath=examples",
+        "-p",
+        "no:cacheprovider",
+    )
+    ran = python("-m", "pytest", "-q", *words, "examples/test_order_service.py")
+    assert ran.returncode == 0, ran.stdout
+    assert "1 passed" in ran.stdout
 
 
 def test_graceful_shutdown_finishes_what_is_in_flight_on_sigterm():

@@ -46,12 +46,13 @@ class Provisioning:
 
     async def subscription(self, subscription: Subscription, whose: str) -> None:
         """`whose`: the function that takes its messages, for errors."""
-        if self._provision == "ensure":
+        # Looked for first: creating what is there may disturb it.
+        if self._provision == "ensure" and not await subscription.exists():
             try:
                 await subscription.create()
                 return
             except AlreadyExistsError:
-                _log.debug("Subscription %r exists", subscription.name)
+                _log.debug("Subscription %r was made by somebody else", subscription.name)
         try:
             found = (await subscription.describe()).config
         except NotFoundError:

@@ -3,7 +3,8 @@
     @pytest.mark.virtual_time      # an hour of deadlines in no time
     async def test_…(): …
 
-Tests without these marks are left to whatever else runs async tests.
+Tests without these marks are left to whatever else runs async tests, unless the settings say
+`penstock_virtual_time = true`: then they run in virtual time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(
+        "penstock_virtual_time", "run async tests in virtual time", type="bool", default=False
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,4 +45,5 @@ def _runner(item: pytest.Item) -> Callable[[Coroutine[Any, Any, Any]], Any] | No
 
     if item.get_closest_marker("real_time"):
         return run_real
-    return run_virtual if item.get_closest_marker("virtual_time") else None
+    virtual = item.get_closest_marker("virtual_time") or item.config.getini("penstock_virtual_time")
+    return run_virtual if virtual else None

@@ -41,6 +41,24 @@ def test_marked_tests_run_and_a_hang_is_a_failure(pytester, monkeypatch):
     assert "no timer is set" in str(failed[0].longrepr)
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_settings_may_ask_for_virtual_time_everywhere(pytester, wanted):
+    pytester.makepyfile("""
+        import asyncio, pytest
+        from penstock.testing import VirtualTimeLoop
+
+        async def test_plain():
+            assert isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
+
+        @pytest.mark.real_time
+        async def test_real():
+            assert not isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
+    """)
+    words = ("-p", "no:cacheprovider", "-o", f"penstock_virtual_time={wanted}")
+    passed, _, failed = pytester.inline_run(*words).listoutcomes()
+    assert (len(passed), len(failed)) == ((2, 0) if wanted else (1, 1))
+
+
 @pytest.mark.real_time
 async def test_this_suite_has_real_time_too():
     import time
