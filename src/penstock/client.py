@@ -181,6 +181,7 @@ class Topic:
         message_retention: float = 0.0,
         duplicate_window: float = DUPLICATE_WINDOW,
         routed_attributes: Sequence[str] = (),
+        replicas: int | None = None,
     ) -> Topic:
         """Create it in the broker.
 
@@ -188,12 +189,14 @@ class Topic:
         `duplicate_window`: seconds within which a message id is stored once.
         `routed_attributes`: attributes that subscriptions filter by; they become part of each
         message's subject, which JetStream can filter on the server.
+        `replicas`: copies that a cluster's servers keep; by default as many as are of use.
         """
         config = TopicConfig(
             name=self._name,
             message_retention=message_retention,
             duplicate_window=duplicate_window,
             routed_attributes=_keys(routed_attributes),
+            replicas=replicas,
         )
         broker = await self._pubsub.broker()
         check_topic(broker, config)

@@ -42,6 +42,11 @@ def check_whole(what: str, number: object, least: int) -> None:
         )
 
 
+def check_replicas(number: object) -> None:
+    if number is not None:
+        check_whole("replicas", number, 1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetterPolicy:
     """Where a message goes that failed `max_delivery_attempts` times (1 to 100)."""
@@ -102,17 +107,20 @@ class TopicConfig:
     """`message_retention`: seconds the topic's log keeps every message, acked or not (0: only
     while a subscription needs it). `duplicate_window`: seconds a message id is remembered.
     `routed_attributes`: attributes that become part of each message's subject, in this order, so
-    that brokers which filter by subject can filter by them."""
+    that brokers which filter by subject can filter by them. `replicas`: copies that the broker's
+    servers keep (None: as many as are of use, see the broker's own page)."""
 
     name: str
     message_retention: float = 0.0
     duplicate_window: float = DUPLICATE_WINDOW
     routed_attributes: tuple[str, ...] = ()
+    replicas: int | None = None
 
     def __post_init__(self) -> None:
         check_name("Topic", self.name)
         check_duration("message_retention", self.message_retention, 0, 31 * DAY)
         check_duration("duplicate_window", self.duplicate_window, 0, DAY)
+        check_replicas(self.replicas)
         if not isinstance(self.routed_attributes, tuple) or not all(
             isinstance(key, str) and key for key in self.routed_attributes
         ):
@@ -127,7 +135,8 @@ class SubscriptionConfig:
     """What the broker knows of a subscription.
 
     `message_retention`: seconds an unacked message is kept (default 7 days), and an acked one
-    too when `retain_acked_messages` is set, for `seek`.
+    too when `retain_acked_messages` is set, for `seek`. `replicas`: copies of what it knows of its
+    messages (None: as many as its topic has).
     """
 
     name: str
@@ -141,6 +150,7 @@ class SubscriptionConfig:
     retain_acked_messages: bool = False
     message_retention: float = 7 * DAY
     push: PushDelivery | None = None
+    replicas: int | None = None
 
     def __post_init__(self) -> None:
         check_name("Subscription", self.name)
@@ -151,6 +161,7 @@ class SubscriptionConfig:
                 f"({self.name!r})"
             )
         check_duration("message_retention", self.message_retention, 0.001, 31 * DAY)
+        check_replicas(self.replicas)
         for option, kind in (
             ("filter", str),
             ("dead_letter_policy", DeadLetterPolicy | None),

@@ -53,9 +53,7 @@ class NatsAdmin:
         # The server takes the same configuration twice without a word; users are to be told.
         if await self._exists(config.name):
             raise _exists("Topic", config.name)
-        await self._connection.request(
-            f"STREAM.CREATE.{encode_name(config.name)}", stream_config(config)
-        )
+        await self._catalogue.create_stream(stream_config(config))
 
     async def delete_topic(self, topic: str) -> None:
         self._catalogue.forget_routes(topic)

@@ -71,8 +71,10 @@ class NatsBroker:
         self._catalogue = Catalogue(connection)
         self._publishing = Publishing(connection, self._catalogue)
         self._pulling = Pulling(connection)
-        self.log = NatsLog(self._catalogue, self._pulling)
-        self._mover = DeadLetterMover(connection, self._pulling, self.log, self._to_dead_letters)
+        self.log = NatsLog(connection, self._catalogue, self._pulling)
+        self._mover = DeadLetterMover(
+            connection, self._catalogue, self._pulling, self.log, self._to_dead_letters
+        )
         self.admin = NatsAdmin(connection, self._catalogue, self.log, self._mover, clock)
         self._loans: dict[str, Loans] = {}
         self._pushed: dict[str, PushInbox] = {}
@@ -138,9 +140,8 @@ class NatsBroker:
             try:
                 source = self._source(consumer)
                 raws = await source(max_messages, max_bytes, remaining)
-            except SubscriptionNotFoundError:
-                self._catalogue.forget(subscription)
-                raise
+            except SubscriptionNotFoundError as missing:
+                raise await self._confirmed(missing, subscription) from missing
             if not raws and consumer.config.push is not None:
                 # Nobody tells us when a push consumer is gone: it is just quiet.
                 await self._catalogue.consumer_info(subscription)
@@ -150,6 +151,20 @@ class NatsBroker:
             if deliveries or self._clock.monotonic() >= until:
                 self._remember(consumer.config, deliveries)
                 return deliveries
+
+    async def _confirmed(
+        self, missing: SubscriptionNotFoundError, subscription: str
+    ) -> PenstockError:
+        """What to say when a pull found nobody: the subscription is gone, or has no leader now."""
+        try:
+            await self._catalogue.consumer_info(subscription)
+        except SubscriptionNotFoundError:
+            return missing
+        except PenstockError as unknown:
+            return unknown
+        return UnavailableError(
+            f"Subscription {subscription!r} is there, but nobody hands over its messages now"
+        )
 
     def _source(self, consumer: Consumer) -> Callable[[int, int, float], Awaitable[list[Raw]]]:
         """Where deliveries come from: asked for, or pushed."""

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.protocol.configuration import Consumer, consumer_of, topic_config
+from penstock.brokers.nats.protocol.configuration import (
+    REPLICAS,
+    Consumer,
+    consumer_of,
+    topic_config,
+)
+from penstock.brokers.nats.protocol.errors import NotClusteredError
 from penstock.brokers.nats.protocol.headers import encode_name
 from penstock.errors import PermissionDeniedError, SubscriptionNotFoundError, TopicNotFoundError
 
@@ -70,6 +76,18 @@ class Catalogue:
         return await self._connection.request(
             f"STREAM.INFO.{encode_name(topic)}", missing=lambda: TopicNotFoundError(topic)
         )
+
+    async def create_stream(self, config: dict[str, Any]) -> None:
+        """As asked for; where nobody asked for replicas, with as many as are of use, if any."""
+        if "num_replicas" in config:
+            return await self._create(config)
+        try:
+            await self._create({**config, "num_replicas": REPLICAS})
+        except NotClusteredError:
+            await self._create({**config, "num_replicas": 1})
+
+    async def _create(self, config: dict[str, Any]) -> None:
+        await self._connection.request(f"STREAM.CREATE.{config['name']}", config)
 
     async def streams(self) -> list[str]:
         """The names of our streams, all of them or those the address names."""

@@ -11,11 +11,13 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.pulling import Pulling
+from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.configuration import Consumer
 from penstock.clock import NS
@@ -48,8 +50,16 @@ _decode = msgspec.json.Decoder(_Advisory).decode
 class DeadLetterMover:
     """Moves what the server gave up on, for each subscription with a dead-letter policy."""
 
-    def __init__(self, connection: Connection, pulling: Pulling, log: NatsLog, move: Move) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        catalogue: Catalogue,
+        pulling: Pulling,
+        log: NatsLog,
+        move: Move,
+    ) -> None:
         self._connection = connection
+        self._catalogue = catalogue
         self._pulling = pulling
         self._log = log
         self._to_dead_letters = move
@@ -57,35 +67,36 @@ class DeadLetterMover:
 
     async def prepare(self, consumer: Consumer) -> None:
         """Keep the advisories of a subscription from now on."""
-        await self._create(
-            f"STREAM.CREATE.{ADVISORIES}",
-            {
-                "name": ADVISORIES,
-                "subjects": [f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.>" for kind in _KINDS],
-                "storage": "file",
-                "max_age": int(7 * DAY * NS),
-                "allow_direct": True,
-            },
-        )
+        with suppress(AlreadyExistsError):
+            await self._catalogue.create_stream(
+                {
+                    "name": ADVISORIES,
+                    "subjects": [f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.>" for kind in _KINDS],
+                    "storage": "file",
+                    "max_age": int(7 * DAY * NS),
+                    "allow_direct": True,
+                }
+            )
         name = _name(consumer)
-        await self._create(
-            f"CONSUMER.CREATE.{ADVISORIES}.{name}",
-            {
-                "stream_name": ADVISORIES,
-                "action": "create",
-                "config": {
-                    "name": name,
-                    "durable_name": name,
-                    "ack_policy": "explicit",
-                    "ack_wait": 30 * NS,
-                    "deliver_policy": "new",
-                    "filter_subjects": [
-                        f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{consumer.stream}.{consumer.name}"
-                        for kind in _KINDS
-                    ],
+        with suppress(AlreadyExistsError):
+            await self._connection.request(
+                f"CONSUMER.CREATE.{ADVISORIES}.{name}",
+                {
+                    "stream_name": ADVISORIES,
+                    "action": "create",
+                    "config": {
+                        "name": name,
+                        "durable_name": name,
+                        "ack_policy": "explicit",
+                        "ack_wait": 30 * NS,
+                        "deliver_policy": "new",
+                        "filter_subjects": [
+                            f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{consumer.stream}.{consumer.name}"
+                            for kind in _KINDS
+                        ],
+                    },
                 },
-            },
-        )
+            )
 
     async def forget(self, consumer: Consumer) -> None:
         """The subscription is gone."""
@@ -145,12 +156,6 @@ class DeadLetterMover:
         if record is None or record.sequence != advisory.stream_seq:
             return True  # It is no longer in the topic; there is nothing to move.
         return await self._to_dead_letters(consumer.config, record, advisory.deliveries)
-
-    async def _create(self, subject: str, body: object) -> None:
-        try:
-            await self._connection.request(subject, body)
-        except AlreadyExistsError:
-            return
 
 
 def _name(consumer: Consumer) -> str:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from penstock.broker import Extent
+from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.protocol.configuration import check_direct, extent_of
@@ -18,11 +19,13 @@ from penstock.brokers.nats.protocol.headers import (
 )
 from penstock.brokers.nats.protocol.records import (
     Raw,
+    answered_record,
     direct_record,
     direct_sequence,
     moment_text,
 )
 from penstock.brokers.nats.protocol.requests import direct_get
+from penstock.errors import NotFoundError, PermissionDeniedError
 from penstock.message import Record
 from penstock.rules.filters import parse_filter
 
@@ -32,7 +35,8 @@ _SLICE = 1_000
 
 
 class NatsLog:
-    def __init__(self, catalogue: Catalogue, pulling: Pulling) -> None:
+    def __init__(self, connection: Connection, catalogue: Catalogue, pulling: Pulling) -> None:
+        self._connection = connection
         self._catalogue = catalogue
         self._pulling = pulling
 
@@ -43,35 +47,61 @@ class NatsLog:
         self, topic: str, first: int, last: int, filter: str = ""
     ) -> AsyncIterator[Sequence[Record]]:
         matches = parse_filter(filter).matches if filter else None
-        raws = await self._read(topic, max(first, 1), last)
-        while raws:
+        async for records in self._records(topic, max(first, 1), last):
+            # Nobody who is asked for what follows a sequence knows an upper end.
+            batch = records if records[-1].sequence <= last else _until(last, records)
+            if matches is not None:
+                batch = [record for record in batch if matches(record.attributes)]
+            if batch:
+                yield batch
+
+    async def first_after(self, topic: str, sequence: int) -> Record | None:
+        """The first record beyond a sequence, if there is one."""
+        return await self._first(topic, {"seq": sequence + 1})
+
+    async def first_since(self, topic: str, moment_ns: int) -> Record | None:
+        """The first record stored at or after a moment, if there is one."""
+        return await self._first(topic, {"start_time": moment_text(moment_ns)})
+
+    async def _first(self, topic: str, place: dict[str, object]) -> Record | None:
+        found = await self._get(topic, {**place, "batch": 1}, 1)
+        return direct_record(topic, found[0]) if found else await self._on_leader(topic, place)
+
+    async def _records(self, topic: str, at: int, last: int) -> AsyncIterator[list[Record]]:
+        raws = await self._read(topic, at, last)
+        while at <= last:
+            if not raws:
+                record = await self._on_leader(topic, {"seq": at})
+                if record is None or record.sequence > last:
+                    return
+                yield [record]
+                at = record.sequence + 1
+                raws = await self._read(topic, at, last)
+                continue
             at = direct_sequence(raws[-1]) + 1
             # The server sends on while we decode, and we take in what it sends between slices.
             following = asyncio.ensure_future(self._read(topic, at, last))
             try:
                 for start in range(0, len(raws), _SLICE):
                     await asyncio.sleep(0)
-                    batch = [direct_record(topic, raw) for raw in raws[start : start + _SLICE]]
-                    if at > last + 1:
-                        # Direct Get has no upper end: it goes on past gaps.
-                        batch = [record for record in batch if record.sequence <= last]
-                    if matches is not None:
-                        batch = [record for record in batch if matches(record.attributes)]
-                    if batch:
-                        yield batch
+                    yield [direct_record(topic, raw) for raw in raws[start : start + _SLICE]]
                 raws = await following
             finally:
                 following.cancel()
 
-    async def first_after(self, topic: str, sequence: int) -> Record | None:
-        """The first record beyond a sequence, if there is one."""
-        found = await self._get(topic, {"seq": sequence + 1, "batch": 1}, 1)
-        return direct_record(topic, found[0]) if found else None
-
-    async def first_since(self, topic: str, moment_ns: int) -> Record | None:
-        """The first record stored at or after a moment, if there is one."""
-        found = await self._get(topic, {"start_time": moment_text(moment_ns), "batch": 1}, 1)
-        return direct_record(topic, found[0]) if found else None
+    async def _on_leader(self, topic: str, place: dict[str, object]) -> Record | None:
+        """The first record from a place on, by the leader's word. Any replica answers other reads,
+        and one that is behind knows nothing of the latest messages."""
+        try:
+            answer = await self._connection.request(
+                f"STREAM.MSG.GET.{encode_name(topic)}", {**place, "next_by_subj": ">"}
+            )
+        except NotFoundError:
+            await self._catalogue.stream_info(topic)  # It is there: what is missing is the message.
+            return None
+        except PermissionDeniedError:
+            return None  # Then the word of the one who was asked must do.
+        return answered_record(topic, answer["message"])
 
     async def _read(self, topic: str, first: int, last: int) -> list[Raw]:
         count = min(_BATCH, last - first + 1)
@@ -89,3 +119,7 @@ class NatsLog:
         if status not in (0, END_OF_BATCH, NO_MESSAGES):
             raise odd_status(f"Reading topic {topic!r}", status)
         return raws
+
+
+def _until(last: int, records: list[Record]) -> list[Record]:
+    return [record for record in records if record.sequence <= last]

@@ -16,6 +16,7 @@ from penstock.brokers.nats.protocol.headers import (
     NO_MESSAGES,
     NO_RESPONDERS,
     TIMED_OUT,
+    pending_of,
     status_of,
 )
 from penstock.brokers.nats.protocol.records import Raw
@@ -61,8 +62,7 @@ class Inbox:
             status = status_of(block)
             if status[0]:
                 if done is not None and not done.done() and subject == self.subject:
-                    self.status = status
-                    done.set_result(None)
+                    self._end(status, pending_of(block), done)
                 return
         if done is None or done.done():
             if self.on_stray is not None and reply:
@@ -70,6 +70,16 @@ class Inbox:
             return
         self.messages.append((subject, reply, block, payload))
         if len(self.messages) == self.wanted:
+            done.set_result(None)
+
+    def _end(
+        self, status: tuple[int, str], pending: int | None, done: asyncio.Future[None]
+    ) -> None:
+        """No more will be sent. What was may come later than this all the same: a consumer with
+        replicas sends a message once most of them know of it, and a status at once."""
+        self.status = status
+        self.wanted -= self.wanted if pending is None else pending
+        if len(self.messages) >= self.wanted:
             done.set_result(None)
 
     def fail(self, error: PenstockError) -> None:
@@ -150,12 +160,14 @@ class Pulling:
         body = encode_request(request)
         await self._request(inbox, [(subject, body)], expected=batch, wait=wait)
         code, text = inbox.status
-        if not inbox.messages and code not in (0, NO_MESSAGES, TIMED_OUT):
-            if code == CONFLICT and "MaxBytes" in text:
-                # A message larger than the room asked for: it must get through some time.
-                return await self._ask(inbox, consumer, 1, 0, 0)
-            raise _failure(consumer, code, text)
-        return inbox.messages
+        if inbox.messages or code in (0, NO_MESSAGES, TIMED_OUT):
+            return inbox.messages
+        if code == CONFLICT and "Exceeds MaxBytes" in text:
+            # A message larger than the room asked for: it must get through some time.
+            return await self._ask(inbox, consumer, 1, 0, 0)
+        if code == CONFLICT and text in _PASSING:
+            return []
+        raise _failure(consumer, code, text)
 
     async def _request(
         self, inbox: Inbox, parts: list[tuple[bytes, bytes]], *, expected: int, wait: float = 0.0
@@ -210,6 +222,10 @@ class Pulling:
         error = self._wire.loss()
         for inbox in list(self._busy):
             inbox.fail(error)
+
+
+# The request has ended and nothing else: whoever asks again is answered by the next leader.
+_PASSING = ("Batch Completed", "Leadership Change", "Server Shutdown")
 
 
 def _failure(consumer: Consumer, code: int, text: str) -> PenstockError:

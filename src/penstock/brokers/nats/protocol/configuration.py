@@ -24,6 +24,9 @@ from penstock.rules.subjects import subject_filters
 _MARK = "penstock"
 _KEEP_AT_LEAST = 7 * DAY
 _KEEP_MARKS = 31 * DAY
+REPLICAS = 3
+"""Copies of what a cluster stores: one server of three may be lost. More cost more and allow for
+two, which nobody needs who did not ask."""
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -49,6 +52,7 @@ def stream_config(config: TopicConfig) -> dict[str, Any]:
         "allow_direct": True,
         "allow_atomic": True,
         "allow_msg_ttl": True,
+        **({"num_replicas": config.replicas} if config.replicas is not None else {}),
         "metadata": {
             _MARK: msgspec.json.encode(
                 {
@@ -111,6 +115,7 @@ def topic_config(info: dict[str, Any]) -> TopicConfig:
         message_retention=marked.get("retention", min(config["max_age"] / NS, 31 * DAY)),
         duplicate_window=marked.get("duplicates", config.get("duplicate_window", 0) / NS),
         routed_attributes=tuple(marked.get("routed", ())),
+        replicas=config.get("num_replicas", 1),
     )
 
 
@@ -141,6 +146,8 @@ def consumer_config(
         **(_pushed(config.push) if config.push is not None else _PULLED),
         "metadata": {_MARK: msgspec.json.encode(mark).decode()},
         "deliver_policy": "all",
+        # None: as many as its stream has.
+        "num_replicas": config.replicas or 0,
         **({"filter_subjects": subjects} if subjects else {}),
     }
 
@@ -189,6 +196,7 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             else None,
             retain_acked_messages=marked.get("retain_acked", False),
             message_retention=marked.get("retention", 7 * DAY),
+            replicas=config.get("num_replicas") or None,
         ),
     )
 

@@ -27,10 +27,17 @@ _NOT_FOUND = {10059, 10014, 10037}
 _EXISTS = {10058, 10148, 10013}
 _EXPECTATION = {10060, 10070, 10071, 10164}
 _FULL = {10002, 10023, 10028, 10047, 10122, 10167}
-_TOO_LARGE = {10054}
+_TOO_LARGE = {10054, 10097}
 # Said in passing: by a cluster that is choosing a leader, of servers that are away (10118, 10119),
 # and of a message id that another attempt is storing right now, or has stored (10158).
 _PASSING = {10004, 10007, 10008, 10009, 10118, 10119, 10158}
+
+_NOT_CLUSTERED = 10074
+_NO_ROOM_FOR_REPLICAS = 10005
+
+
+class NotClusteredError(FailedPreconditionError):
+    """The server is alone: it can keep one copy of what it stores and no more."""
 
 
 def api_error(error: Mapping[str, object], missing: Missing | None = None) -> PenstockError:
@@ -46,6 +53,13 @@ def api_error(error: Mapping[str, object], missing: Missing | None = None) -> Pe
         return FailedPreconditionError(f"Message not stored: {said}")
     if number in _PASSING:
         return UnavailableError(said)
+    if number == _NOT_CLUSTERED:
+        return NotClusteredError(said)
+    if number == _NO_ROOM_FOR_REPLICAS:
+        return UnavailableError(
+            f"{said}: not as many of its servers are there as replicas are asked for; wait for "
+            "them, or ask for fewer"
+        )
     if number in _FULL or "maximum" in text:
         return ResourceExhaustedError(said)
     if number in _TOO_LARGE:

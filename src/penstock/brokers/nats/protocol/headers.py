@@ -110,6 +110,13 @@ def status_of(block: bytes) -> tuple[int, str]:
     return int(code), description.decode(errors="replace")
 
 
+def pending_of(block: bytes) -> int | None:
+    """How many of the messages asked for will not come, as the status that ends a pull says."""
+    _, found, rest = block.partition(b"\r\nNats-Pending-Messages: ")
+    digits = rest.partition(b"\r")[0]
+    return int(digits) if found and digits.isdigit() else None
+
+
 class Described(NamedTuple):
     """What the headers of a message say of it. `message_id` is empty when it was given none."""
 

@@ -4,7 +4,8 @@ A message says where it is stored in one of two ways. A consumer delivers it wit
 its ack goes to, which says so; Direct Get adds headers that do, after the message's own. Its own
 headers give its id, its ordering key and its attributes.
 
-    aio    one message at a time, to a `Record`: `delivered_record`, `direct_record`
+    aio    one message at a time, to a `Record`: `delivered_record`, `direct_record`, and from an
+           answer of the API `answered_record`
     sync   columns, parsed where they arrive: `parsing.py`, with the same patterns and functions
 """
 
@@ -13,8 +14,9 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from penstock.brokers.nats.protocol.frames import nonsense
@@ -91,6 +93,28 @@ def direct_record(topic: str, raw: Raw) -> Record:
     _, _, block, payload = raw
     place = parse_added(topic, block)
     return record_of(topic, place.subject, place.block, payload, place.sequence, place.published_ns)
+
+
+class _Answered(Struct):
+    """A message as the API answers it."""
+
+    subject: str
+    seq: int
+    time: str
+    hdrs: bytes = b""
+    data: bytes = b""
+
+
+def answered_record(topic: str, message: dict[str, Any]) -> Record:
+    """A message that was asked for through the API."""
+    try:
+        found = msgspec.convert(message, _Answered)
+        moment, _, digits = found.time.removesuffix("Z").partition(".")
+        published = seconds_of(moment.encode()) * NS + int(digits.ljust(9, "0"))
+    except (msgspec.MsgspecError, ValueError):
+        raise nonsense(f"a message of topic {topic!r} without its place") from None
+    subject = found.subject.encode()
+    return record_of(topic, subject, found.hdrs, found.data, found.seq, published)
 
 
 def direct_sequence(raw: Raw) -> int:

@@ -6,11 +6,13 @@ is the sequence. The server compares and stores in one step.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from penstock.broker import Mark
-from penstock.brokers.nats.protocol.configuration import marks_config
-from penstock.brokers.nats.protocol.errors import odd_status
+from penstock.brokers.nats.protocol.configuration import REPLICAS, marks_config
+from penstock.brokers.nats.protocol.errors import NotClusteredError, odd_status
 from penstock.brokers.nats.protocol.headers import (
     NO_RESPONDERS,
     check_subject,
@@ -19,7 +21,7 @@ from penstock.brokers.nats.protocol.headers import (
     status_of,
 )
 from penstock.brokers.nats.protocol.requests import stored
-from penstock.brokers.nats.sync.connection import LazyConnection
+from penstock.brokers.nats.sync.connection import BlockingConnection, LazyConnection
 from penstock.errors import NotFoundError, PenstockError, TopicNotFoundError
 from penstock.message import Draft, Expect
 
@@ -49,7 +51,7 @@ def set_mark(link: LazyConnection, topic: str, name: str, data: bytes, replaces:
     with link.use() as connection:
         block, answer = connection.ask(subject, header, data)
         if block and status_of(block)[0] == NO_RESPONDERS and not _exists(link, topic):
-            connection.request(f"STREAM.CREATE.{encode_name(topic)}", marks_config(topic))
+            _create(connection, marks_config(topic))
             block, answer = connection.ask(subject, header, data)
         if block:
             # It is there, and nobody answers for it: its servers are choosing a leader.
@@ -58,6 +60,15 @@ def set_mark(link: LazyConnection, topic: str, name: str, data: bytes, replaces:
         if isinstance(ack, PenstockError):
             raise ack
         return ack.seq
+
+
+def _create(connection: BlockingConnection, config: dict[str, Any]) -> None:
+    """With replicas where there can be any: marks say what must not be done twice."""
+    subject = f"STREAM.CREATE.{config['name']}"
+    try:
+        connection.request(subject, {**config, "num_replicas": REPLICAS})
+    except NotClusteredError:
+        connection.request(subject, config)
 
 
 def _exists(link: LazyConnection, topic: str) -> bool:
