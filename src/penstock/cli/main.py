@@ -48,5 +48,5 @@ def _add_jobs(app: typer.Typer) -> None:
             app.command(name, help="(not installed)")(explain)
         return
     app.add_typer(jobs, name="jobs")
-    app.add_typer(worker, name="worker")
+    app.command("worker", no_args_is_help=True)(worker)
     app.add_typer(pipeline, name="pipeline")
