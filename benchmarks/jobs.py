@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from benchmarks.measure import Figures, Row, interleaved, ratios, table
 from penstock import Draft
 from penstock.jobs import (
+    MEDIA,
     AudioInfo,
     Done,
     JobStage,
@@ -134,7 +135,7 @@ class Ways:
             )
             done = 0
             async for view in watcher:
-                done += view is not None and view.stage.terminal
+                done += view is not None and MEDIA.is_end(view.stage)
                 if done == JOBS:
                     break
             await asking

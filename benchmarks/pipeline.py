@@ -10,54 +10,47 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.measure import Row, table
 from penstock.brokers.nats.local.folder import LocalServer
 from penstock.jobs import (
+    MEDIA,
     AudioInfo,
     Done,
     JobSettings,
-    JobStage,
     MediaType,
     Outcome,
     ProcessingJob,
     Segment,
-    Stage,
     Text,
     job_system,
     load_settings,
 )
-from penstock.jobs.pipeline.media import MediaTools
+from penstock.jobs.pipeline.declaration import plain_tools
 
 JOBS = 1500
 WARM_UP = 100
 REPEATS = 3
+_REFERENCE = "benchmarks.pipeline:PIPELINE"
 MASTERS = ("local[1]", "local[2]", "local-cluster[2,1,1024]")
 
 
-def _metadata(_: JobSettings, __: MediaTools) -> Stage:
-    async def look(_: ProcessingJob) -> Outcome:
-        return Done(info=AudioInfo(duration=2.5, size=1000, container="wav", codec="pcm_s16le"))
-
-    return Stage(
-        name="metadata", consumes=JobStage.QUEUED, emits=JobStage.METADATA_READY, handler=look
-    )
+async def _look(_: ProcessingJob) -> Outcome:
+    return Done(info=AudioInfo(duration=2.5, size=1000, container="wav", codec="pcm_s16le"))
 
 
-def _transcription(_: JobSettings, __: MediaTools) -> Stage:
-    async def listen(_: ProcessingJob) -> Outcome:
-        return Done(text=Text(segments=[Segment(0.0, 2.5, "hello there")], language="en"))
-
-    return Stage(
-        name="transcription",
-        consumes=JobStage.METADATA_READY,
-        emits=JobStage.TRANSCRIPT_COMPLETE,
-        handler=listen,
-    )
+async def _listen(_: ProcessingJob) -> Outcome:
+    return Done(text=Text(segments=[Segment(0.0, 2.5, "hello there")], language="en"))
 
 
-STAGES = {"metadata": _metadata, "transcription": _transcription}
+_metadata, _transcription = MEDIA.stages
+PIPELINE = replace(
+    MEDIA,
+    stages=(replace(_metadata, handler=_look), replace(_transcription, handler=_listen)),
+    tools=plain_tools,
+)
 
 
 async def _submit(settings: JobSettings, count: int) -> None:
@@ -71,13 +64,14 @@ async def _submit(settings: JobSettings, count: int) -> None:
 def measure(master: str) -> None:
     """In a process of its own, because a process has one Spark: prints seconds a job."""
     from penstock.spark import session
-    from penstock.spark.jobs.pipeline import Pipeline, PipelineOptions
+    from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline
 
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         wide = {"concurrency": 64}
         settings = load_settings(
             environ={},
+            pipeline=_REFERENCE,
             url=f"local://{folder}/broker",
             database=f"sqlite:///{folder}/jobs.db",
             stages={"metadata": wide, "transcription": wide},
@@ -87,14 +81,14 @@ def measure(master: str) -> None:
         try:
             options = PipelineOptions(
                 checkpoints=str(folder / "checkpoints"),
-                handlers="benchmarks.pipeline:STAGES",
+                pipeline=_REFERENCE,
                 batch=10_000,
                 partition=250,
             )
             for count in (WARM_UP, *([JOBS] * REPEATS)):
                 asyncio.run(_submit(settings, count))
                 began = time.perf_counter()
-                Pipeline(spark, settings, options).backfill()
+                SparkPipeline(spark, settings, options).backfill()
                 if count == JOBS:
                     print((time.perf_counter() - began) / count, flush=True)
         finally:

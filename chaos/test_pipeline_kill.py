@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.spark_handlers import CALLS
 from tests.support.spark_jobs import (
-    HANDLERS,
+    PIPELINE,
     all_ended,
     job_settings,
     records,
@@ -20,7 +20,7 @@ from tests.support.spark_jobs import (
     wait_for,
 )
 
-from penstock.jobs import JobStage
+from penstock.jobs import MEDIA, JobStage
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,7 +38,7 @@ def test_a_driver_killed_in_the_middle_of_a_batch_loses_and_doubles_nothing(sett
         *(sys.executable, "-c", "from penstock.cli.main import main; main()", "pipeline"),
         *("run", "--master", "local[2]", "--url", settings.url),
         *("--database", settings.database, "--checkpoints", str(tmp_path / "checkpoints")),
-        *("--handlers", HANDLERS, "--trigger", "0.1"),
+        *("--pipeline", PIPELINE, "--trigger", "0.1"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -60,7 +60,7 @@ def test_a_driver_killed_in_the_middle_of_a_batch_loses_and_doubles_nothing(sett
     second = start()
     try:
         wait_for(all_ended(settings, jobs), within=120)
-        wait_for(lambda: all(v and v.stage.terminal for v in views(settings, jobs)))
+        wait_for(lambda: all(v and MEDIA.is_end(v.stage) for v in views(settings, jobs)))
     finally:
         second.terminate()
         assert second.wait(60) == 0

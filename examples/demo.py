@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Table
 
-from penstock.jobs import JobStage, JobView, job_system, load_settings
+from penstock.jobs import MEDIA, JobStage, JobView, job_system, load_settings
 from penstock.jobs.system import Ingestion, JobSystem
 from penstock.web import create_app, serve
 
@@ -169,7 +169,7 @@ async def follow(
         starting = progress.add_task("Spark starts", total=1)
         metadata = progress.add_task("metadata", total=len(wanted), start=False)
         transcription = progress.add_task("transcription", total=len(wanted), start=False)
-        while len(views) < len(wanted) or not all(v.stage.terminal for v in views.values()):
+        while len(views) < len(wanted) or not all(MEDIA.is_end(v.stage) for v in views.values()):
             if stop.is_set():
                 return None
             if not spark.running or time.monotonic() > until:
@@ -186,7 +186,7 @@ async def follow(
                 view = await ingestion.views.get(job_id)
                 if view is not None:
                     views[job_id] = view
-            ranks = [view.stage.rank for view in views.values()]
+            ranks = [MEDIA.rank(view.stage) for view in views.values()]
             before = progress.tasks[1].completed
             progress.update(metadata, completed=sum(rank >= 1 for rank in ranks))
             progress.update(transcription, completed=sum(rank == 2 for rank in ranks))

@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 from penstock.jobs import JobStage, MediaType, job_system, load_settings
-from penstock.jobs.pipeline.media import STAGES, media_tools
 
 SAMPLES = Path(__file__).parent / "media"
 
@@ -18,9 +17,7 @@ async def main() -> None:
         async with (
             job_system(settings) as system,
             system.ingesting() as ingestion,
-            media_tools(settings.media, system.store) as tools,
-            system.worker(STAGES["metadata"](settings, tools)),
-            system.worker(STAGES["transcription"](settings, tools)),
+            system.working(),
         ):
             watcher = ingestion.projection.watch()
             names = {}

@@ -3,14 +3,23 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.jobs import AudioInfo, Done, JobStage, Outcome, ProcessingJob, Reject, Retry
-from penstock.jobs.pipeline.media import MediaTools
-from penstock.jobs.pipeline.stage import Stage, Text
-from penstock.jobs.settings import JobSettings
-from penstock.media import Segment
+from penstock.jobs import (
+    MEDIA,
+    AudioInfo,
+    Done,
+    JobSettings,
+    Outcome,
+    ProcessingJob,
+    Reject,
+    Retry,
+    Segment,
+    Text,
+)
+from penstock.jobs.pipeline.declaration import Tools, plain_tools
 
 _INFO = AudioInfo(duration=2.5, size=1000, container="wav", codec="pcm_s16le")
 _TEXT = Text(segments=[Segment(0.0, 2.5, "hello there")], language="en")
@@ -36,48 +45,40 @@ class _Calls:
 CALLS = _Calls()
 
 
-def _metadata(settings: JobSettings, tools: MediaTools) -> Stage:
-    async def handle(job: ProcessingJob) -> Outcome:
-        times = CALLS.note(settings, "metadata", job)
-        record = await tools.store.get(job.job_id)
-        assert record is not None
-        match record.source:
-            case "bad.wav":
-                return Reject("malformed")
-            case "shaky.wav":
-                return Done(info=_INFO) if times > 1 else Retry("shaky")
-            case "stubborn.wav":
-                return Done(info=_INFO) if times > 2 else Retry("stubborn")
-            case "busy.wav":
-                return Retry("busy")
-            case "slow.wav":
-                await asyncio.sleep(60)
-            case "slowish.wav":
-                await asyncio.sleep(1)
-            case "deadly.wav":
-                os.kill(os.getpid(), signal.SIGKILL)
-        return Done(info=_INFO)
-
-    return _stage("metadata", JobStage.QUEUED, JobStage.METADATA_READY, handle)
+async def look(job: ProcessingJob, tools: Tools) -> Outcome:
+    times = CALLS.note(tools.settings, "metadata", job)
+    record = await tools.store.get(job.job_id)
+    assert record is not None
+    match record.source:
+        case "bad.wav":
+            return Reject("malformed")
+        case "shaky.wav":
+            return Done(info=_INFO) if times > 1 else Retry("shaky")
+        case "stubborn.wav":
+            return Done(info=_INFO) if times > 2 else Retry("stubborn")
+        case "busy.wav":
+            return Retry("busy")
+        case "slow.wav":
+            await asyncio.sleep(60)
+        case "slowish.wav":
+            await asyncio.sleep(1)
+        case "deadly.wav":
+            os.kill(os.getpid(), signal.SIGKILL)
+    return Done(info=_INFO)
 
 
-def _transcription(settings: JobSettings, _: MediaTools) -> Stage:
-    async def handle(job: ProcessingJob) -> Outcome:
-        CALLS.note(settings, "transcription", job)
-        return Done(text=_TEXT)
-
-    return _stage("transcription", JobStage.METADATA_READY, JobStage.TRANSCRIPT_COMPLETE, handle)
+async def listen(job: ProcessingJob, tools: Tools) -> Outcome:
+    CALLS.note(tools.settings, "transcription", job)
+    return Done(text=_TEXT)
 
 
-def _stage(name: str, consumes: JobStage, emits: JobStage, handler: Any) -> Stage:
-    return Stage(
-        name=name,
-        consumes=consumes,
-        emits=emits,
-        handler=handler,
-        time_limit=2,
-        max_attempts=3,
-    )
-
-
-STAGES = {"metadata": _metadata, "transcription": _transcription}
+_metadata, _transcription = MEDIA.stages
+_LIMITS: Any = {"time_limit": 2, "max_attempts": 3}
+PIPELINE = replace(
+    MEDIA,
+    stages=(
+        replace(_metadata, handler=look, **_LIMITS),
+        replace(_transcription, handler=listen, **_LIMITS),
+    ),
+    tools=plain_tools,
+)

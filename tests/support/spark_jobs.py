@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.brokers.nats.local.folder import LocalServer
-from penstock.jobs import JobSettings, MediaType, job_system, load_settings
+from penstock.jobs import MEDIA, JobSettings, MediaType, job_system, load_settings
 from penstock.jobs.views.sql import SqlJobViews
 from penstock.transactional import Database
 
-HANDLERS = "tests.support.spark_handlers:STAGES"
+PIPELINE = "tests.support.spark_handlers:PIPELINE"
 
 
 @contextmanager
@@ -20,6 +20,7 @@ def job_settings(folder: Path) -> Iterator[JobSettings]:
     quick = {"minimum_backoff": 0, "maximum_backoff": 0, "max_attempts": 3, "invalid": "retry"}
     found = load_settings(
         environ={},
+        pipeline=PIPELINE,
         url=f"local://{folder}/broker",
         database=f"sqlite:///{folder}/jobs.db",
         stages={"metadata": quick, "transcription": quick},
@@ -97,4 +98,4 @@ def wait_for(condition, within=240.0):
 
 
 def all_ended(settings, job_ids):
-    return lambda: all(r.job.stage.terminal for r in records(settings, job_ids))
+    return lambda: all(MEDIA.is_end(r.job.stage) for r in records(settings, job_ids))

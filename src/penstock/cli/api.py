@@ -17,6 +17,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from penstock.jobs.pipeline.media import MEDIA
 
 _ERRORS: dict[int, type[PenstockError]] = {
     400: InvalidArgumentError,
@@ -88,6 +89,15 @@ class Api:
 
     def change(self, job_id: str, verb: str) -> dict[str, Any]:
         return self._ask("POST", f"/jobs/{_id(job_id)}/{verb}", needs=_JOB)
+
+    def stages(self) -> list[str]:
+        """Where jobs are, one after the other, when nothing goes wrong; as it is for media jobs
+        where the API does not say."""
+        try:
+            told = self._ask("GET", "/pipeline", needs=("stages",))["stages"]
+        except (NotFoundError, FailedPreconditionError):
+            told = None
+        return told if isinstance(told, list) and told else [s.value for s in MEDIA.order]
 
     def events(self) -> Iterator[dict[str, Any] | None]:
         """Changes of jobs as they come; None when everything should be looked at again, as in the

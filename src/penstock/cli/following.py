@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,19 +11,20 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from penstock.cli.api import Api
 from penstock.errors import UnavailableError
+from penstock.retrying import Failures, Persistence
+from penstock.rules.backoff import Backoff
 
-_STEPS = {"Queued": 1, "MetadataReady": 2, "TranscriptComplete": 3, "Failed": 3, "Cancelled": 3}
-_COLOURS = {"TranscriptComplete": "green", "Failed": "red", "Cancelled": "yellow"}
+_ENDS = {"Failed": "red", "Cancelled": "yellow"}
 # A stream that lasted so long was a good one, though nothing may have happened in it.
 _STEADY = 5.0
-_FIRST_PAUSE = 0.2
-_LONGEST_PAUSE = 5.0
+_PAUSES = Backoff(initial=0.2, maximum=5.0)
 
 
-def stage_text(job: dict[str, Any]) -> str:
-    colour = _COLOURS.get(job["stage"], "blue")
+def stage_text(job: dict[str, Any], stages: Sequence[str]) -> str:
+    stage = job["stage"]
+    colour = "green" if stage == stages[-1] else _ENDS.get(stage, "blue")
     reason = f" {job['reason']}" if job.get("reason") else ""
-    return f"[{colour}]{job['stage']}[/]{reason}"
+    return f"[{colour}]{stage}[/]{reason}"
 
 
 def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool:
@@ -31,6 +33,8 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
     A stream that breaks is taken up again. `UnavailableError` once that has led nowhere for
     `patience` seconds, or at once when the API was never reached.
     """
+    persistence = Persistence(backoff=_PAUSES, within=patience, worth_it=lambda _: True)
+    failures = Failures(persistence)
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.fields[short]} {task.fields[media]:<8}"),
@@ -39,12 +43,14 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
         TimeElapsedColumn(),
         console=out,
     ) as progress:
-        following = _Following(wanted, progress)
-        lost = time.monotonic()
-        pause = _FIRST_PAUSE
+        following = _Following(wanted, progress, client.stages())
         while True:
-            began, changes, connected = time.monotonic(), following.changes, False
-            failure: UnavailableError | None = None
+            began, changes = time.monotonic(), following.changes
+            failure = UnavailableError(
+                "The API's stream of events keeps ending before the jobs do; they go on without "
+                "you: see `penstock jobs status`"
+            )
+            connected = False
             try:
                 for change in client.events():
                     connected = True
@@ -61,28 +67,26 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
                     raise
             now = time.monotonic()
             if following.changes > changes or (connected and now - began > _STEADY):
-                lost, pause = now, _FIRST_PAUSE
-            if now - lost + pause > patience:
-                raise failure or UnavailableError(
-                    "The API's stream of events keeps ending before the jobs do; they go on "
-                    "without you: see `penstock jobs status`"
-                )
+                failures.clear()
+            pause = failures.pause_after(failure, now, lambda: 1.0)
+            if pause is None:
+                raise failure
             time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
 
 
 class _Following:
-    def __init__(self, wanted: set[str], progress: Progress) -> None:
+    def __init__(self, wanted: set[str], progress: Progress, stages: Sequence[str]) -> None:
         self._wanted = wanted
         self._progress = progress
+        self._stages = stages
         self._bars: dict[str, TaskID] = {}
-        self._stages: dict[str, str] = {}
+        self._seen: dict[str, str] = {}
         self.changes = 0
         self.ended: dict[str, str] = {}
 
     @property
     def all_complete(self) -> bool:
-        return all(self.ended.get(job_id) == "TranscriptComplete" for job_id in self._wanted)
+        return all(self.ended.get(job_id) == self._stages[-1] for job_id in self._wanted)
 
     def show(self, job: dict[str, Any]) -> None:
         job_id, stage = job["jobId"], job["stage"]
@@ -90,15 +94,20 @@ class _Following:
             return
         if job_id not in self._bars:
             self._bars[job_id] = self._progress.add_task(
-                "", total=3, short=job_id[4:16], media=job["mediaType"]
+                "", total=len(self._stages), short=job_id[4:16], media=job["mediaType"]
             )
-        bar, step = self._bars[job_id], _STEPS.get(stage, 1)
-        self._progress.update(bar, completed=step, description=stage_text(job))
-        if self._stages.get(job_id) != stage:
-            self._stages[job_id] = stage
+        bar, step = self._bars[job_id], self._step(stage)
+        self._progress.update(bar, completed=step, description=stage_text(job, self._stages))
+        if self._seen.get(job_id) != stage:
+            self._seen[job_id] = stage
             self.changes += 1
-        if step == 3:
+        if step == len(self._stages):
             self.ended[job_id] = stage
             self._progress.stop_task(bar)
         else:
             self.ended.pop(job_id, None)
+
+    def _step(self, stage: str) -> int:
+        if stage in _ENDS:
+            return len(self._stages)
+        return self._stages.index(stage) + 1 if stage in self._stages else 1

@@ -15,16 +15,10 @@ from rich.table import Table
 from penstock.cli.api import Api
 from penstock.cli.following import follow, stage_text
 from penstock.cli.metrics import observer
-from penstock.cli.running import (
-    Configuration,
-    DatabaseUrl,
-    MediaFolder,
-    Url,
-    run_until_stopped,
-    settings_from,
-)
+from penstock.cli.options import SettingsOptions, with_api, with_settings
+from penstock.cli.process import run_until_stopped
 from penstock.errors import InvalidArgumentError
-from penstock.jobs.model.job import MediaType
+from penstock.jobs.model.names import MediaType
 from penstock.jobs.settings import JobSettings
 from penstock.media.extensions import DOCUMENTS, VIDEO, extension_of
 from penstock.media.video_ids import video_id_of
@@ -32,36 +26,23 @@ from penstock.media.video_ids import video_id_of
 jobs = typer.Typer(help="Media jobs, through the ingestion API.", no_args_is_help=True)
 _out = Console()
 
-ApiUrl = Annotated[str, typer.Option("--api", envvar="PENSTOCK_API_URL", help="Where the API is.")]
-Token = Annotated[
-    str | None, typer.Option(envvar="PENSTOCK_API_TOKEN", help="Your token.", show_envvar=True)
-]
 JobArgument = Annotated[str, typer.Argument(help="A job's id.", metavar="JOB")]
 Patience = Annotated[
     float, typer.Option(min=0, help="Seconds to wait for an API that went away to come back.")
 ]
-_DEFAULT_API = "http://127.0.0.1:8080"
 _PATIENCE = 30.0
 
 
 @jobs.command()
+@with_settings
 def serve(
-    config: Configuration = None,
-    url: Url = None,
-    database: DatabaseUrl = None,
-    media: MediaFolder = None,
+    options: SettingsOptions,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
     workers: Annotated[bool, typer.Option(help="Run the stages in this process, too.")] = False,
 ) -> None:
     """Serve the ingestion API and its page until interrupted."""
-    settings = settings_from(
-        config,
-        url=url,
-        database=database,
-        media={"root": str(media) if media else None},
-        api={"host": host, "port": port},
-    )
+    settings = options.load(api={"host": host, "port": port})
     run_until_stopped(lambda stop: _serve(settings, workers, stop))
 
 
@@ -74,11 +55,7 @@ async def _serve(settings: JobSettings, workers: bool, stop: asyncio.Event) -> N
         system = await stack.enter_async_context(job_system(settings, observer=observer()))
         ingestion = await stack.enter_async_context(system.ingesting())
         if workers:
-            from penstock.jobs.pipeline.media import STAGES, media_tools
-
-            tools = await stack.enter_async_context(media_tools(settings.media, system.store))
-            for stage in STAGES.values():
-                await stack.enter_async_context(system.worker(stage(settings, tools)))
+            await stack.enter_async_context(system.working())
         app = create_app(system, ingestion)
         await serve_app(app, settings.api.host, settings.api.port, on_ready=_announce, stop=stop)
 
@@ -88,12 +65,15 @@ def _announce(address: str) -> None:
 
 
 @jobs.command()
+@with_api
 def submit(
+    client: Api,
     media: Annotated[
         list[str], typer.Argument(help="Files, addresses or YouTube videos.", metavar="MEDIA...")
     ],
     kind: Annotated[
-        MediaType | None, typer.Option("--type", help="What it is; guessed when not given.")
+        str | None,
+        typer.Option("--type", help="Its media type; audio, video… is guessed when not given."),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="Asking again with the same key gives the same job.")
@@ -104,34 +84,31 @@ def submit(
         bool, typer.Option(help="MEDIA are paths in the server's media folder.")
     ] = False,
     patience: Patience = _PATIENCE,
-    api: ApiUrl = _DEFAULT_API,
-    token: Token = None,
 ) -> None:
     """Ask for a job for each of MEDIA. Files are uploaded.
 
     With --wait it ends with 0 when all jobs are complete, and with 1 otherwise.
     """
     kinds = [_kind_of(one, kind, remote) for one in media]
-    with Api(api, token) as client:
-        made = []
-        for number, (one, its_kind) in enumerate(zip(media, kinds, strict=True)):
-            own_key = key if key is None or len(media) == 1 else f"{key}-{number}"
-            job = client.submit(_request(client, one, its_kind, title, remote=remote), own_key)
-            made.append(job["jobId"])
-            if not wait:
-                typer.echo(job["jobId"])
-        if wait and not follow(client, set(made), _out, patience):
-            raise typer.Exit(1)
+    made = []
+    for number, (one, its_kind) in enumerate(zip(media, kinds, strict=True)):
+        own_key = key if key is None or len(media) == 1 else f"{key}-{number}"
+        job = client.submit(_request(client, one, its_kind, title, remote=remote), own_key)
+        made.append(job["jobId"])
+        if not wait:
+            typer.echo(job["jobId"])
+    if wait and not follow(client, set(made), _out, patience):
+        raise typer.Exit(1)
 
 
 def _request(
-    client: Api, media: str, kind: MediaType, title: str | None, *, remote: bool
+    client: Api, media: str, kind: str, title: str | None, *, remote: bool
 ) -> dict[str, Any]:
     path = Path(media)
-    body: dict[str, Any] = {"mediaType": kind.value}
+    body: dict[str, Any] = {"mediaType": str(kind)}
     if title is not None:
         body["title"] = title
-    if remote or _is_address(media) or kind is MediaType.YOUTUBE:
+    if remote or _is_address(media) or kind == MediaType.YOUTUBE:
         return body | {"source": media}
     with Progress(
         TextColumn("{task.description}"),
@@ -146,9 +123,9 @@ def _request(
     return body | {"uploadId": upload}
 
 
-def _kind_of(media: str, given: MediaType | None, remote: bool) -> MediaType:
+def _kind_of(media: str, given: str | None, remote: bool) -> str:
     """What it is; an error when it is nothing that could be sent, before anything is."""
-    if given is MediaType.YOUTUBE:
+    if given == MediaType.YOUTUBE:
         video_id_of(media)
         return given
     named = remote or _is_address(media) or _is_file(media)
@@ -191,56 +168,55 @@ def _guess(media: str) -> MediaType:
 
 
 @jobs.command()
+@with_api
 def status(
+    client: Api,
     job: Annotated[str | None, typer.Argument(help="A job's id.", metavar="[JOB]")] = None,
     text: Annotated[bool, typer.Option(help="Show its transcript.")] = False,
     stage: Annotated[str | None, typer.Option(help="Only jobs at this stage.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
-    api: ApiUrl = _DEFAULT_API,
-    token: Token = None,
 ) -> None:
     """Show a job, or the newest ones."""
-    with Api(api, token) as client:
-        if job is None:
-            _show(client.jobs(limit=limit, stage=stage))
-            return
-        _show([client.job(job)])
-        if text:
-            for start, end, said in client.transcript(job)["segments"]:
-                when = f"{start:8.2f} {end:8.2f}  " if end else ""
-                typer.echo(f"{when}{said}")
+    if job is None:
+        _show(client, client.jobs(limit=limit, stage=stage))
+        return
+    _show(client, [client.job(job)])
+    if text:
+        for start, end, said in client.transcript(job)["segments"]:
+            when = f"{start:8.2f} {end:8.2f}  " if end else ""
+            typer.echo(f"{when}{said}")
 
 
 @jobs.command()
+@with_api
 def watch(
+    client: Api,
     job: Annotated[
         list[str] | None, typer.Argument(help="Jobs' ids; all when none.", metavar="[JOB]...")
     ] = None,
     patience: Patience = _PATIENCE,
-    api: ApiUrl = _DEFAULT_API,
-    token: Token = None,
 ) -> None:
     """Follow jobs live; with ids, until all of them have ended."""
-    with Api(api, token) as client:
-        if not follow(client, set(job or ()), _out, patience):
-            raise typer.Exit(1)
+    if not follow(client, set(job or ()), _out, patience):
+        raise typer.Exit(1)
 
 
 @jobs.command()
-def retry(job: JobArgument, api: ApiUrl = _DEFAULT_API, token: Token = None) -> None:
-    """Run a job that failed or was cancelled anew."""
-    with Api(api, token) as client:
-        _show([client.change(job, "retry")])
+@with_api
+def retry(client: Api, job: JobArgument) -> None:
+    """Run a job that failed or was cancelled anew; try one that is under way now."""
+    _show(client, [client.change(job, "retry")])
 
 
 @jobs.command()
-def cancel(job: JobArgument, api: ApiUrl = _DEFAULT_API, token: Token = None) -> None:
+@with_api
+def cancel(client: Api, job: JobArgument) -> None:
     """Stop a job."""
-    with Api(api, token) as client:
-        _show([client.change(job, "cancel")])
+    _show(client, [client.change(job, "cancel")])
 
 
-def _show(found: list[dict[str, Any]]) -> None:
+def _show(client: Api, found: list[dict[str, Any]]) -> None:
+    stages = client.stages()
     table = Table(box=None, pad_edge=False)
     for name in ("job", "media", "stage", "length", "letters", "changed"):
         table.add_column(name, no_wrap=name in ("job", "stage"))
@@ -250,7 +226,7 @@ def _show(found: list[dict[str, Any]]) -> None:
         table.add_row(
             job["jobId"],
             job["mediaType"],
-            stage_text(job),
+            stage_text(job, stages),
             "" if duration is None else f"{duration:.1f} s",
             "" if characters is None else f"{characters:,}",
             job["updatedAt"][11:19],

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.metrics import serving_metrics
-from penstock.cli.running import (
-    Configuration,
-    DatabaseUrl,
-    MediaFolder,
-    MetricsPort,
-    Url,
-    log_to_terminal,
-    settings_from,
-)
+from penstock.cli.options import MetricsPort, SettingsOptions, with_settings
+from penstock.cli.process import log_to_terminal
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
-    from penstock.spark.jobs.pipeline import Pipeline
+    from penstock.spark.jobs.pipeline import SparkPipeline
 
 pipeline = typer.Typer(help="The stages of the jobs, on Spark.", no_args_is_help=True)
 
@@ -29,73 +21,59 @@ Master = Annotated[
     str | None, typer.Option(help="Spark's master: local[*], local-cluster[…], spark://HOST:PORT.")
 ]
 Remote = Annotated[str | None, typer.Option(help="A Spark Connect server: sc://HOST:PORT.")]
-Stages = Annotated[str, typer.Option(help="Which: metadata, transcription, projection.")]
+Stages = Annotated[
+    str | None,
+    typer.Option(help="Which, with commas between; all, and the projection, unless given."),
+]
 Checkpoints = Annotated[
     str, typer.Option(help="Where Spark keeps how far it is; all machines must see it.")
 ]
 History = Annotated[str | None, typer.Option(help="Where the projection writes events as Parquet.")]
-Handlers = Annotated[
-    str | None,
-    typer.Option(help="Stages of your own: module:mapping, as penstock.jobs.pipeline.media."),
-]
 Trigger = Annotated[float, typer.Option(min=0, help="Seconds between batches.")]
-_ALL = "metadata,transcription,projection"
 
 
 @pipeline.command()
+@with_settings
 def run(
-    config: Configuration = None,
+    common: SettingsOptions,
     master: Master = None,
     remote: Remote = None,
-    stages: Stages = _ALL,
+    stages: Stages = None,
     checkpoints: Checkpoints = "penstock-checkpoints",
     history: History = None,
-    url: Url = None,
-    database: DatabaseUrl = None,
-    media: MediaFolder = None,
-    handlers: Handlers = None,
     trigger: Trigger = 0.5,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run until interrupted: SIGTERM and Ctrl-C let the batches that run come to their end."""
-    settings = _settings(config, url, database, media)
-    options = _options(checkpoints, history, stages, handlers) | {"trigger": trigger}
+    options = _options(common, checkpoints, history, stages) | {"trigger": trigger}
     with serving_metrics(metrics_port):
-        _run(settings, master, remote, options, once=False)
+        _run(common.load(), master, remote, options, once=False)
 
 
 @pipeline.command()
+@with_settings
 def backfill(
-    config: Configuration = None,
+    common: SettingsOptions,
     master: Master = None,
     remote: Remote = None,
-    stages: Stages = _ALL,
+    stages: Stages = None,
     checkpoints: Checkpoints = "penstock-checkpoints",
     history: History = None,
-    url: Url = None,
-    database: DatabaseUrl = None,
-    media: MediaFolder = None,
-    handlers: Handlers = None,
 ) -> None:
     """Work through what there is now, stage by stage, and end."""
-    settings = _settings(config, url, database, media)
-    options = _options(checkpoints, history, stages, handlers)
-    _run(settings, master, remote, options, once=True)
-
-
-def _settings(
-    config: Path | None, url: str | None, database: str | None, media: Path | None
-) -> JobSettings:
-    root = str(media.absolute()) if media else None
-    return settings_from(config, url=url, database=database, media={"root": root})
+    options = _options(common, checkpoints, history, stages)
+    _run(common.load(), master, remote, options, once=True)
 
 
 def _options(
-    checkpoints: str, history: str | None, stages: str, handlers: str | None
+    common: SettingsOptions, checkpoints: str, history: str | None, stages: str | None
 ) -> dict[str, Any]:
-    names = tuple(name.strip() for name in stages.split(",") if name.strip())
-    given = {"checkpoints": checkpoints, "history": history, "stages": names}
-    return given | ({"handlers": handlers} if handlers else {})
+    given: dict[str, Any] = {"checkpoints": checkpoints, "history": history}
+    given["pipeline"] = common.pipeline
+    if stages is not None:
+        names = tuple(name.strip() for name in stages.split(",") if name.strip())
+        given["stages"] = names
+    return given
 
 
 def _run(
@@ -107,16 +85,17 @@ def _run(
     once: bool,
 ) -> None:
     from penstock.spark import session
-    from penstock.spark.jobs.pipeline import Pipeline, PipelineOptions
+    from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
 
     log_to_terminal()
     chosen = PipelineOptions(**options)
+    queries = queries_of(settings, chosen)
     typer.echo("Starting Spark…")
     spark = session("penstock pipeline", master, remote=remote, log_level="ERROR")
     try:
-        made = Pipeline(spark, settings, chosen)
+        made = SparkPipeline(spark, settings, chosen)
         _stop_on_signals(made)
-        typer.echo(f"Running {', '.join(chosen.stages)}.")
+        typer.echo(f"Running {', '.join(queries)}.")
         if once:
             made.backfill()
             typer.echo("All that was there is done.")
@@ -127,6 +106,6 @@ def _run(
         spark.stop()
 
 
-def _stop_on_signals(made: Pipeline) -> None:
+def _stop_on_signals(made: SparkPipeline) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: made.stop())

@@ -1,28 +1,24 @@
-"""Typed media jobs: Queued, MetadataReady, TranscriptComplete. Needs `penstock[sql]`."""
+"""Jobs that go from stage to stage, as a pipeline declares. Needs `penstock[sql]`.
+
+`MEDIA` is the pipeline of media jobs: Queued, MetadataReady, TranscriptComplete.
+"""
 
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.publisher import Publisher
 from penstock.jobs.messaging.subscriber import Subscriber
 from penstock.jobs.messaging.worker import StageWorker
-from penstock.jobs.model.codec import (
-    InvalidMessageError,
-    decode_event,
-    decode_job,
-    encode_event,
-    encode_job,
-    json_schema,
-)
-from penstock.jobs.model.job import (
+from penstock.jobs.model.codec import InvalidMessageError
+from penstock.jobs.model.event import JobCancelled, JobFailed, JobQueued, StageEvent
+from penstock.jobs.model.job import Job, opaque_user_id
+from penstock.jobs.model.names import JobStage, MediaType
+from penstock.jobs.pipeline.declaration import Pipeline
+from penstock.jobs.pipeline.media import (
+    MEDIA,
     AudioInfo,
     AudioJob,
     DocumentInfo,
     DocumentJob,
-    JobCancelled,
     JobEvent,
-    JobFailed,
-    JobQueued,
-    JobStage,
-    MediaType,
     MetadataReady,
     ProcessingJob,
     TranscriptComplete,
@@ -30,28 +26,36 @@ from penstock.jobs.model.job import (
     VideoJob,
     YouTubeInfo,
     YouTubeJob,
-    opaque_user_id,
+    decode_event,
+    decode_job,
+    encode_event,
+    encode_job,
+    json_schema,
 )
 from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Stage, Text
+from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.service import JobService
-from penstock.jobs.settings import JobSettings, StageSettings, load_settings
+from penstock.jobs.settings import JobSettings, load_settings
 from penstock.jobs.store.job_store import ProcessingJobStore, idempotent
 from penstock.jobs.store.records import JobRecord
 from penstock.jobs.system import JobSystem, job_system
 from penstock.jobs.telemetry import LoggingObserver, Observer, PrometheusObserver
-from penstock.jobs.views.memory import JobView, JobViews
+from penstock.jobs.views.memory import JobViews
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.sql import SqlJobViews
+from penstock.jobs.views.view import JobView
 from penstock.media.speakers import SpeakerRole
 from penstock.media.transcript import Segment
 
 __all__ = [
+    "MEDIA",
     "AudioInfo",
     "AudioJob",
     "DocumentInfo",
     "DocumentJob",
     "Done",
     "InvalidMessageError",
+    "Job",
     "JobCancelled",
     "JobEvent",
     "JobFailed",
@@ -68,6 +72,7 @@ __all__ = [
     "MetadataReady",
     "Observer",
     "Outcome",
+    "Pipeline",
     "ProcessingJob",
     "ProcessingJobStore",
     "Projection",
@@ -80,6 +85,7 @@ __all__ = [
     "SpeakerRole",
     "SqlJobViews",
     "Stage",
+    "StageEvent",
     "StageSettings",
     "StageWorker",
     "Subscriber",

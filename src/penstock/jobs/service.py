@@ -17,20 +17,12 @@ from penstock.errors import (
     NotFoundError,
 )
 from penstock.jobs.model.codec import without_input
-from penstock.jobs.model.job import (
-    JOB_TYPES,
-    JobStage,
-    MediaType,
-    OpaqueId,
-    ProcessingJob,
-    new_job_id,
-    new_media_id,
-    now,
-)
+from penstock.jobs.model.fields import OpaqueId
+from penstock.jobs.model.job import Job, media_type_of, new_job_id, new_media_id, now
+from penstock.jobs.model.names import JobStage, MediaType
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord, NewJob, Step
 from penstock.jobs.telemetry import span
-from penstock.media.video_ids import video_id_of
 
 MAX_CLIENT_KEY = 200
 _MAX_TITLE = 500
@@ -55,7 +47,10 @@ class JobService:
         """A new job, and True; or the one that was asked for before with this key, and False."""
         _check_key(client_key)
         with span("submit job", None, {"penstock.media.type": media_type.value}) as traceparent:
+            kind = self._kind_of(media_type)
+            source, own = kind.of_source(source)
             fields: dict[str, Any] = {
+                **own,
                 "jobId": new_job_id(user_id, client_key),
                 "userId": user_id,
                 "mediaType": media_type.value,
@@ -64,9 +59,7 @@ class JobService:
                 "correlationId": correlation_id,
                 "traceparent": traceparent,
             }
-            if media_type is MediaType.YOUTUBE:
-                fields["videoId"] = source = video_id_of(source)
-            job = _convert(fields, media_type)
+            job = _convert(fields, kind)
             digest = hashlib.sha256(f"{media_type}\0{source}".encode()).hexdigest()
             return await self.store.add(
                 NewJob(
@@ -82,27 +75,36 @@ class JobService:
         return await self._change(job_id, user_id, JobStage.CANCELLED)
 
     async def retry(self, job_id: str, user_id: str | None = None) -> JobRecord:
-        """Run a job that failed or was cancelled anew; one that is queued is sent again."""
+        """Run a job that failed or was cancelled anew; one that is under way is tried now, because
+        it waits for its next attempt or its message was lost."""
         return await self._change(job_id, user_id, JobStage.QUEUED)
 
     async def _change(self, job_id: str, user_id: str | None, to: JobStage) -> JobRecord:
+        pipeline = self.store.pipeline
         for _ in range(10):
             record = await self.store.get(job_id)
             if record is None or user_id not in (None, record.job.user_id):
                 raise NotFoundError(f"Job {job_id[:36]} not found")
-            if record.job.stage is to:
-                if to is JobStage.QUEUED:
-                    await self.store.send_again(record.job)
+            stage = record.job.stage
+            if stage is to and pipeline.is_end(to):
                 return record
-            if not record.job.stage.may_become(to):
+            if to is JobStage.QUEUED and not pipeline.is_end(stage):
+                await self.store.send_again(record.job)
+                return record
+            if not pipeline.may_become(stage, to):
                 verb = "retried" if to is JobStage.QUEUED else "cancelled"
-                raise FailedPreconditionError(
-                    f"Job {job_id} is {record.job.stage} and cannot be {verb}"
-                )
+                raise FailedPreconditionError(f"Job {job_id} is {stage} and cannot be {verb}")
             changed = await self.store.step(Step(job=record.job, to=to))
             if changed is not None:
                 return changed
         raise FailedPreconditionError(f"Job {job_id} keeps changing; look at it and try again")
+
+    def _kind_of(self, media_type: MediaType) -> type[Job]:
+        kind = self.store.pipeline.job_types.get(media_type)
+        if kind is None:
+            known = ", ".join(self.store.pipeline.job_types)
+            raise InvalidArgumentError(f"There are no such jobs here; a media type is {known}")
+        return kind
 
 
 def check_user_id(user_id: str) -> str:
@@ -116,12 +118,12 @@ def check_user_id(user_id: str) -> str:
         ) from None
 
 
-def _convert(fields: dict[str, Any], media_type: MediaType) -> ProcessingJob:
+def _convert(fields: dict[str, Any], kind: type[Job]) -> Job:
     try:
-        return msgspec.convert(fields, JOB_TYPES[media_type])
+        return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise InvalidArgumentError(
-            f"That is not a {media_type} job: {without_input(error)}"
+            f"That is not a {media_type_of(kind)} job: {without_input(error)}"
         ) from None
 
 

@@ -13,74 +13,29 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from penstock.config import RetryPolicy, check_name
+from penstock.config import check_name
 from penstock.errors import InvalidArgumentError
-from penstock.jobs.model.job import JobStage, MediaType
-from penstock.rules.filters import parse_filter
+from penstock.jobs.model.names import MediaType
+from penstock.jobs.pipeline.declaration import Pipeline, pipeline_of
+from penstock.jobs.pipeline.media import MEDIA
+from penstock.jobs.pipeline.stage import Stage
+from penstock.jobs.pipeline.stage_settings import StageSettings
 
 PREFIX = "PENSTOCK_"
 # Variables with the prefix that are no settings: they belong to the command line and the tests.
-_NOT_SETTINGS = {"CONFIG"}
+_NOT_SETTINGS = {"CONFIG", "PIPELINE"}
 
 # Uploads are kept in a folder of the media root that plain references cannot name, and are stored
 # with the job as `upload:<user>/<name>`.
 UPLOAD = "upload:"
 UPLOADS = "uploads"
-
-Whole: TypeAlias = Annotated[int, Meta(ge=1, le=10_000)]
-Duration: TypeAlias = Annotated[float, Meta(ge=0, le=600)]
-
-
-class StageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one stage is consumed.
-
-    `filter`: which messages, in Pub/Sub's syntax; by default those at the stage it consumes.
-    `ack_deadline` is renewed every `extension_interval` seconds, give or take the share
-    `extension_jitter`, while a handler works. `time_limit`: seconds a handler may take.
-    `drain`: seconds that handlers get to finish when a worker is stopped.
-    `dead_letter_topic`: where messages go that failed `max_attempts` times; by default shared by
-    all stages of a topic. `invalid`: what to do with a message that does not decode.
-    """
-
-    subscription: str
-    filter: str
-    concurrency: Whole = 4
-    ack_deadline: Annotated[float, Meta(ge=10, le=600)] = 60.0
-    extension_interval: Annotated[float, Meta(gt=0, le=300)] = 20.0
-    extension_jitter: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
-    time_limit: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
-    drain: Annotated[float, Meta(ge=0, le=3600)] = 10.0
-    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 5
-    minimum_backoff: Duration = 1.0
-    maximum_backoff: Duration = 60.0
-    dead_letter_topic: str | None = None
-    invalid: Literal["dead-letter", "retry"] = "dead-letter"
-
-    def __post_init__(self) -> None:
-        check_name("Subscription", self.subscription)
-        parse_filter(self.filter)
-        if self.dead_letter_topic is not None:
-            check_name("Dead-letter topic", self.dead_letter_topic)
-        if self.maximum_backoff < self.minimum_backoff:
-            raise ValueError("maximum_backoff is less than minimum_backoff")
-        if self.extension_interval >= self.ack_deadline:
-            raise ValueError("extension_interval must be shorter than ack_deadline")
-
-    @property
-    def retry_policy(self) -> RetryPolicy:
-        return RetryPolicy(
-            minimum_backoff=self.minimum_backoff, maximum_backoff=self.maximum_backoff
-        )
-
-    def dead_letters(self, topic: str) -> str:
-        """Where dead letters of a topic go."""
-        return self.dead_letter_topic or f"{topic}-dead"
 
 
 class Topics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,18 +66,27 @@ class Topics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Stages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    metadata: StageSettings = StageSettings(
-        subscription="job-metadata",
-        filter=f'attributes.stage = "{JobStage.QUEUED}"',
-        concurrency=16,
-        time_limit=120.0,
+    """How each stage is consumed, by its name. The fields are those of the pipeline."""
+
+    def of(self, stage: Stage) -> StageSettings:
+        found: StageSettings = getattr(self, stage.name)
+        return found
+
+
+def _stages_of(pipeline: Pipeline) -> type[Stages]:
+    made: Any = msgspec.defstruct(
+        "Stages",
+        [(stage.name, StageSettings, pipeline.settings_of(stage)) for stage in pipeline.stages],
+        bases=(Stages,),
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+        module=__name__,
     )
-    transcription: StageSettings = StageSettings(
-        subscription="job-transcription",
-        filter=f'attributes.stage = "{JobStage.METADATA_READY}"',
-        concurrency=2,
-        time_limit=4 * 3600.0,
-    )
+    return made  # type: ignore[no-any-return]
+
+
+MediaStages = _stages_of(MEDIA)
 
 
 class MediaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,29 +134,75 @@ class ApiSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class JobSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set of a job system, and the pipeline it is set for: media jobs here,
+    another in what `load_settings` makes for that."""
+
+    pipeline: ClassVar[Pipeline] = MEDIA
+
     url: str = "memory://"
     database: str = "sqlite:///penstock.db"
     topics: Topics = field(default_factory=Topics)
-    stages: Stages = field(default_factory=Stages)
+    stages: Stages = field(default_factory=MediaStages)
     media: MediaSettings = field(default_factory=MediaSettings)
     api: ApiSettings = field(default_factory=ApiSettings)
 
     def __repr__(self) -> str:
         # Addresses may carry passwords.
-        return f"<JobSettings {self.topics!r}>"
+        return f"<JobSettings of {self.pipeline.name}, {self.topics!r}>"
+
+    def to_json(self) -> bytes:
+        """For a process elsewhere, which reads it with `settings_from_json`. Passwords included."""
+        return msgspec.json.encode(self)
+
+
+@cache
+def settings_type(pipeline: Pipeline) -> type[JobSettings]:
+    """`JobSettings` with the stages, topics and subscriptions of a pipeline as its defaults."""
+    stages = _stages_of(pipeline)
+    made: Any = msgspec.defstruct(
+        "JobSettings",
+        [
+            ("stages", stages, field(default_factory=stages)),
+            ("topics", Topics, field(default_factory=lambda: _topics_of(pipeline))),
+            ("api", ApiSettings, field(default_factory=lambda: _api_of(pipeline))),
+        ],
+        bases=(JobSettings,),
+        namespace={"pipeline": pipeline},
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+        module=__name__,
+    )
+    return made  # type: ignore[no-any-return]
+
+
+def _topics_of(pipeline: Pipeline) -> Topics:
+    return Topics(processing=pipeline.processing_topic, events=pipeline.events_topic)
+
+
+def _api_of(pipeline: Pipeline) -> ApiSettings:
+    return ApiSettings(views_subscription=f"{pipeline.prefix}-views")
+
+
+def settings_from_json(data: bytes, pipeline: Pipeline) -> JobSettings:
+    return msgspec.json.decode(data, type=settings_type(pipeline))
 
 
 def load_settings(
     file: Path | str | None = None,
     environ: Mapping[str, str] | None = None,
+    *,
+    pipeline: Pipeline | str = MEDIA,
     **arguments: Any,
 ) -> JobSettings:
-    """Settings from all layers; `arguments` win, and those that are None are not given.
+    """Settings from all layers, for a pipeline or the one at `module:NAME`; `arguments` win, and
+    those that are None are not given.
 
     `InvalidArgumentError` names the setting that is wrong, and never its value.
     """
+    kind = settings_type(pipeline_of(pipeline) if isinstance(pipeline, str) else pipeline)
     environ = os.environ if environ is None else environ
-    layers: list[dict[str, Any]] = [msgspec.to_builtins(JobSettings())]
+    layers: list[dict[str, Any]] = [msgspec.to_builtins(kind())]
     if file is None:
         file = environ.get(f"{PREFIX}CONFIG")
     if file is not None:
@@ -203,7 +213,7 @@ def load_settings(
     for layer in layers:
         merged = _merge(merged, layer)
     try:
-        return msgspec.convert(merged, JobSettings, strict=False)
+        return msgspec.convert(merged, kind, strict=False)
     except (msgspec.ValidationError, InvalidArgumentError) as error:
         raise InvalidArgumentError(f"A setting is wrong: {error}") from None
 

@@ -1,7 +1,7 @@
 """Wiring: from settings to running parts, each entered and left in order.
 
 `job_system` connects broker and database and sends what is committed. What a process does with
-them it enters on top: `ingesting` to take jobs in and answer about them, `worker` to run a stage.
+them it enters on top: `ingesting` to take jobs in and answer about them, `working` to run stages.
 One process may do all of it, as `penstock jobs serve --workers` does, or each may do one.
 """
 
@@ -11,22 +11,22 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.client import PubSub
-from penstock.errors import PenstockError
+from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.worker import StageWorker
-from penstock.jobs.model.job import JobStage
 from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import Observer, subject_of
-from penstock.jobs.views.memory import JobViews, Views
+from penstock.jobs.views.memory import JobViews
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.sql import SqlJobViews
+from penstock.jobs.views.view import Views
 from penstock.message import Draft
 from penstock.transactional import Database, Outbox, Relay
 
@@ -62,9 +62,11 @@ class JobSystem:
     async def ingesting(self) -> AsyncIterator[Ingestion]:
         """Take jobs in, and keep the read model."""
         async with AsyncExitStack() as stack:
-            views: Views = JobViews()
+            pipeline = self.settings.pipeline
+            views: Views = JobViews(pipeline=pipeline)
             if self.settings.api.views == "sql":
-                views = await stack.enter_async_context(SqlJobViews(self.database))
+                kept = SqlJobViews(self.database, pipeline=pipeline)
+                views = await stack.enter_async_context(kept)
             projection = Projection(self.client, views, self.settings.api.views_subscription)
             await stack.enter_async_context(projection)
             yield Ingestion(
@@ -76,11 +78,29 @@ class JobSystem:
             )
 
     def worker(self, stage: Stage) -> StageWorker:
-        """Runs a stage while it is entered, as the settings of the jobs it takes say."""
-        stages = self.settings.stages
-        first = stage.consumes is JobStage.QUEUED
-        settings = stages.metadata if first else stages.transcription
+        """Runs a stage while it is entered, as the settings of the jobs it takes say. It is one of
+        the pipeline, or does the work of one by another handler."""
+        declared = self.settings.pipeline.in_place_of(stage)
+        if stage.takes_tools:
+            raise InvalidArgumentError(
+                f"The handler of stage {stage.name!r} wants the tools of its pipeline; run it with "
+                f"`working({stage.name!r})`, or give it tools of your own with `stage.using(…)`"
+            )
+        stage = replace(stage, event=stage.event or declared.event)
+        settings = self.settings.stages.of(declared)
         return StageWorker(stage, settings, self.client, self.store)
+
+    @asynccontextmanager
+    async def working(self, *names: str) -> AsyncIterator[None]:
+        """Run stages of the pipeline, those named or all of them, with the tools it opens."""
+        pipeline = self.settings.pipeline
+        stages = [pipeline.stage(name) for name in names] or pipeline.stages
+        async with AsyncExitStack() as stack:
+            opened = pipeline.tools(self.settings, self.store)
+            tools = await stack.enter_async_context(opened)
+            for stage in stages:
+                await stack.enter_async_context(self.worker(stage.using(tools)))
+            yield
 
 
 @asynccontextmanager
@@ -134,7 +154,7 @@ async def job_system(
         database = await enter(Database(settings.database))
         client = await enter(PubSubClient(pubsub, settings, observer))
         relay = await enter(relaying(database, pubsub, client.observer))
-        store = ProcessingJobStore(database, settings.topics, on_commit=relay.wake)
+        store = ProcessingJobStore(database, settings, on_commit=relay.wake)
         yield JobSystem(
             settings=settings,
             pubsub=pubsub,

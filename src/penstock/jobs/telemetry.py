@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from penstock.jobs.model.job import MediaType
+from penstock.jobs.model.names import MediaType
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 _log = logging.getLogger("penstock.jobs")
-
-
-_MEDIA = frozenset(kind.value for kind in MediaType)
 
 
 class Subject(Struct, frozen=True, kw_only=True):
@@ -70,7 +67,7 @@ def _short(value: str | None) -> str | None:
 
 
 def _known_media(value: str | None) -> str | None:
-    return value if value in _MEDIA else None
+    return value if MediaType.is_known(value) else None
 
 
 class Observer:

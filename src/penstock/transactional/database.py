@@ -15,7 +15,19 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from sqlalchemy import URL, Double, MetaData, StaticPool, Table, event, make_url, select, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    Double,
+    MetaData,
+    StaticPool,
+    Table,
+    event,
+    inspect,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import (
     ArgumentError,
@@ -27,10 +39,12 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateColumn
 from sqlalchemy.sql.functions import FunctionElement
 
 from penstock.errors import (
     ClosedError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     PenstockError,
@@ -146,10 +160,12 @@ class Database:
                     yield connection
 
     async def create_tables(self, metadata: MetaData) -> None:
-        """Create what is missing. Safe to repeat, and when several processes start together."""
+        """Create what is missing: tables, and columns of tables that an earlier version made. Safe
+        to repeat, and when several processes start together."""
         async with self.transaction() as connection:
             await self.lock(connection, _SCHEMA_LOCK)
             await connection.run_sync(metadata.create_all)
+            await connection.run_sync(_add_columns, metadata, self.place)
 
     async def lock(self, connection: AsyncConnection, number: int, *, shared: bool = False) -> None:
         """Hold a lock of that number until the transaction ends. On SQLite it does already."""
@@ -248,6 +264,22 @@ class Database:
         if isinstance(error, OperationalError | InterfaceError) and (lost or unreachable or down):
             return UnavailableError(f"Cannot use the database ({self.place}): {reason}")
         return None
+
+
+def _add_columns(connection: Connection, metadata: MetaData, place: str) -> None:
+    known = inspect(connection)
+    for table in metadata.tables.values():
+        there = {column["name"] for column in known.get_columns(table.name)}
+        for column in table.columns:
+            if column.name in there:
+                continue
+            if not column.nullable:
+                raise FailedPreconditionError(
+                    f"Table {table.name} ({place}) was made by another version: it has no column "
+                    f"{column.name}; move its rows to a new database, or use the version it is of"
+                )
+            added = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {added}"))
 
 
 def _normalised(url: str) -> URL:

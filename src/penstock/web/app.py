@@ -35,6 +35,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
     settings = system.settings.api
     access = Access(settings)
     uploads = Uploads(system.settings.media)
+    pipeline = system.settings.pipeline
     streams = Streams(ingestion.projection)
 
     async def current_user(request: Request[Any, Any, Any]) -> str:
@@ -66,12 +67,13 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
         return Provide(lambda: value, sync_to_thread=False)
 
     return Litestar(
-        route_handlers=[JobsApi, health, metrics, *page.routes(access)],
+        route_handlers=[JobsApi, health, metrics, *page.routes(access, pipeline)],
         dependencies={
             "user": Provide(current_user),
             "ingestion": own(ingestion),
             "uploads": own(uploads),
             "streams": own(streams),
+            "pipeline": own(pipeline),
         },
         exception_handlers={
             TooLargeError: lambda _, error: problems.problem(413, str(error)),

@@ -8,16 +8,25 @@ from typing import Annotated, Any
 import msgspec
 from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromQuery, HeaderParameter, JSONBody, PathParameter, QueryParameter
+from litestar.params import (
+    FromPath,
+    FromQuery,
+    HeaderParameter,
+    JSONBody,
+    PathParameter,
+    QueryParameter,
+)
 from litestar.response import ServerSentEvent
 from msgspec import Meta, Struct
 
 from penstock.errors import InvalidArgumentError, NotFoundError
-from penstock.jobs.model.job import JobStage, MediaType
+from penstock.jobs.model.names import JobStage, MediaType
+from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.settings import UPLOAD, UPLOADS
 from penstock.jobs.store.records import JobRecord
+from penstock.jobs.store.said import event_of
 from penstock.jobs.system import Ingestion
-from penstock.jobs.views.memory import JobView, first_view
+from penstock.jobs.views.view import JobView, first_view
 from penstock.media.transcript import Segment
 from penstock.web.streams import Streams
 from penstock.web.uploads import Upload, Uploads
@@ -26,6 +35,7 @@ User = NamedDependency[str]
 Running = NamedDependency[Ingestion]
 Kept = NamedDependency[Uploads]
 Watching = NamedDependency[Streams]
+Declared = NamedDependency[Pipeline]
 Id = Annotated[str, PathParameter(pattern=r"^job_[0-9a-f]{32}$", description="A job's id")]
 
 
@@ -38,6 +48,21 @@ class JobRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=True
     upload_id: Annotated[str, Meta(max_length=64)] | None = None
     title: Annotated[str, Meta(max_length=500)] | None = None
     correlation_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+
+
+class PipelineBody(Struct, frozen=True, rename="camel"):
+    """`stages`: where jobs are, one after the other, when nothing goes wrong."""
+
+    name: str
+    media_types: list[str]
+    stages: list[str]
+    workers: list[str]
+
+
+class ResultBody(Struct, frozen=True, rename="camel"):
+    job_id: str
+    stage: str
+    result: Any
 
 
 class Page(Struct, frozen=True, rename="camel"):
@@ -94,7 +119,7 @@ class JobsApi(Controller):
         headers = {"Location": f"/jobs/{record.job.job_id}"}
         if not created:
             headers["Idempotent-Replayed"] = "true"
-        return Response(_view_of(record), status_code=202, headers=headers)
+        return Response(_view_of(ingestion, record), status_code=202, headers=headers)
 
     @get("/jobs", summary="List jobs, the newest first")
     async def list_jobs(
@@ -123,13 +148,26 @@ class JobsApi(Controller):
             raise NotFoundError(f"Job {job_id} is {record.job.stage}: it has no transcript")
         return TranscriptBody(job_id, record.title, text.language, text.model, text.segments)
 
+    @get("/jobs/{job_id:str}/results/{stage:str}", summary="What a stage found out")
+    async def result(
+        self, job_id: Id, stage: FromPath[str], user: User, ingestion: Running, pipeline: Declared
+    ) -> ResultBody:
+        record = await _owned(ingestion, job_id, user)
+        name = pipeline.stage(stage).name
+        found = await ingestion.service.store.result(job_id, name)
+        if found is None:
+            raise NotFoundError(
+                f"Job {job_id} is {record.job.stage}: it has no result of stage {name}"
+            )
+        return ResultBody(job_id, name, found)
+
     @post("/jobs/{job_id:str}/cancel", status_code=200, summary="Stop a job")
     async def cancel(self, job_id: Id, user: User, ingestion: Running) -> JobView:
-        return _view_of(await ingestion.service.cancel(job_id, user))
+        return _view_of(ingestion, await ingestion.service.cancel(job_id, user))
 
     @post("/jobs/{job_id:str}/retry", status_code=202, summary="Run a job anew")
     async def retry(self, job_id: Id, user: User, ingestion: Running) -> JobView:
-        return _view_of(await ingestion.service.retry(job_id, user))
+        return _view_of(ingestion, await ingestion.service.retry(job_id, user))
 
     @get("/events", summary="Changes of all jobs, as server-sent events")
     async def all_events(self, user: User, streams: Watching) -> ServerSentEvent:
@@ -141,6 +179,15 @@ class JobsApi(Controller):
     ) -> ServerSentEvent:
         await _current(ingestion, job_id, user)
         return streams.of_job(user, job_id, lambda: _current(ingestion, job_id, user))
+
+    @get("/pipeline", summary="Which jobs there are, and what becomes of them")
+    async def declared(self, pipeline: Declared, user: User) -> PipelineBody:  # noqa: ARG002
+        return PipelineBody(
+            name=pipeline.name,
+            media_types=[kind.value for kind in pipeline.job_types],
+            stages=[stage.value for stage in pipeline.order],
+            workers=[stage.name for stage in pipeline.stages],
+        )
 
     @get("/status", summary="How the API itself is", tags=["operation"])
     async def status(self, ingestion: Running, user: User) -> dict[str, Any]:
@@ -185,14 +232,15 @@ async def _current(ingestion: Ingestion, job_id: str, user: str) -> JobView:
     view = await ingestion.views.get(job_id)
     if view is None:
         # Committed, but its event has not arrived here yet.
-        return _view_of(await _owned(ingestion, job_id, user))
+        return _view_of(ingestion, await _owned(ingestion, job_id, user))
     if view.user_id != user:
         raise _not_found(job_id)
     return view
 
 
-def _view_of(record: JobRecord) -> JobView:
-    return msgspec.structs.replace(first_view(record.event()), queued_at=record.job.created_at)
+def _view_of(ingestion: Ingestion, record: JobRecord) -> JobView:
+    event = event_of(ingestion.service.store.pipeline, record)
+    return msgspec.structs.replace(first_view(event), queued_at=record.job.created_at)
 
 
 async def _owned(ingestion: Ingestion, job_id: str, user: str) -> JobRecord:

@@ -12,25 +12,26 @@ from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
-from penstock.jobs.model.job import JobStage
+from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.system import Ingestion
-from penstock.jobs.views.memory import JobView
+from penstock.jobs.views.view import JobView
 from penstock.web.access import Access
 
-_STEPS = (JobStage.QUEUED, JobStage.METADATA_READY, JobStage.TRANSCRIPT_COMPLETE)
 _SHOWN = 100
 _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 
 
-def routes(access: Access) -> list[HTTPRouteHandler]:
+def routes(access: Access, pipeline: Pipeline) -> list[HTTPRouteHandler]:
     @get("/", media_type=MediaType.HTML, include_in_schema=False)
     async def index(ingestion: NamedDependency[Ingestion]) -> str:
         """Rendered with the jobs when nobody is asked for a token; else the script asks for it."""
         rows = ""
         if access.open:
             views, _ = await ingestion.views.list(user_id=access.local_user, limit=_SHOWN)
-            rows = "".join(map(row, views))
-        return _page("Jobs", _JOBS.format(rows=rows, locked="" if access.open else " locked"))
+            rows = "".join(row(pipeline, view) for view in views)
+        locked = "" if access.open else " locked"
+        stages = escape(" ".join(pipeline.order))
+        return _page("Jobs", _JOBS.format(rows=rows, locked=locked, stages=stages))
 
     @get("/docs", media_type=MediaType.HTML, include_in_schema=False)
     async def docs(request: Request[Any, Any, Any]) -> str:
@@ -46,18 +47,19 @@ def routes(access: Access) -> list[HTTPRouteHandler]:
     return [index, docs, static]
 
 
-def row(view: JobView) -> str:
+def row(pipeline: Pipeline, view: JobView) -> str:
     """A job as a table row; `page.js` makes the same."""
-    ended = view.stage in (JobStage.FAILED, JobStage.CANCELLED)
-    step = len(_STEPS) if ended else _STEPS.index(view.stage) + 1
-    facts = _facts(view)
+    steps, stage = len(pipeline.order), view.stage.value
+    step = steps if pipeline.is_end(view.stage) else pipeline.rank(view.stage) + 1
+    # How it looks is the same for the last stage of every pipeline.
+    look = f"{stage} complete" if view.stage is pipeline.order[-1] else stage
     return (
-        f'<tr id="{view.job_id}" class="{view.stage.value}" '
+        f'<tr id="{view.job_id}" class="{look}" '
         f'data-queued="{view.queued_at.isoformat()}">'
         f'<td><code title="{view.job_id}">{view.job_id[4:16]}</code></td>'
         f"<td>{view.media_type.value}</td>"
-        f'<td><progress max="3" value="{step}"></progress> <span>{view.stage.value}</span></td>'
-        f"<td>{escape(facts)}</td>"
+        f'<td><progress max="{steps}" value="{step}"></progress> <span>{stage}</span></td>'
+        f"<td>{escape(_facts(view))}</td>"
         f'<td><time datetime="{view.updated_at.isoformat()}">{_clock(view.updated_at)}</time></td>'
         "</tr>"
     )
@@ -74,6 +76,7 @@ def _facts(view: JobView) -> str:
         facts.append(f"{view.characters:,} characters")
     if view.language:
         facts.append(view.language)
+    facts += [f"{name} {value}" for name, value in view.facts.items()]
     if view.reason:
         facts.append(view.reason)
     return " · ".join(facts)
@@ -142,7 +145,7 @@ _JOBS = """
 <p id="state" role="status" class="{locked}">Connecting…</p>
 <form id="unlock" hidden><label>API token <input type="password" autocomplete="off"></label>
 <button>Show jobs</button></form>
-<table>
+<table data-stages="{stages}">
 <thead><tr><th>Job</th><th>Media</th><th>Stage</th><th>About it</th><th>Changed (UTC)</th></tr>
 </thead>
 <tbody id="jobs">{rows}</tbody>

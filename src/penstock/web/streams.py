@@ -12,9 +12,8 @@ import msgspec
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
 from penstock.errors import PenstockError, ResourceExhaustedError
-from penstock.jobs.model.job import is_news
-from penstock.jobs.views.memory import JobView
 from penstock.jobs.views.projection import Projection
+from penstock.jobs.views.view import JobView
 
 _log = logging.getLogger("penstock.web")
 _HEARTBEAT = 15.0
@@ -37,6 +36,7 @@ class Streams:
         most_of_one: int = MAX_STREAMS_OF_ONE,
     ) -> None:
         self._projection = projection
+        self._pipeline = projection.pipeline
         self._most = most
         self._most_of_one = most_of_one
         self._watching: Counter[str] = Counter()
@@ -78,7 +78,7 @@ class Streams:
             known = None if read is None else await read()
             if known is not None:
                 yield _message(known)
-            while known is None or not known.stage.terminal:
+            while known is None or not self._pipeline.is_end(known.stage):
                 coming = coming or asyncio.ensure_future(anext(changes))
                 done, _ = await asyncio.wait({coming}, timeout=_HEARTBEAT)
                 if not done:
@@ -87,7 +87,8 @@ class Streams:
                 view, coming = coming.result(), None
                 if read is not None and known is not None:
                     view = view or await read()
-                    if not is_news(view.run, view.stage, known.run, known.stage):
+                    moments = (view.run, view.stage, known.run, known.stage)
+                    if not self._pipeline.is_news(*moments):
                         continue
                     known = view
                 yield _message(view)

@@ -17,6 +17,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.jobs import (
+    MEDIA,
     AudioJob,
     Done,
     JobStage,
@@ -718,7 +719,7 @@ async def test_cancels_and_retries_racing_with_workers_leave_one_truth(place):
             for event in (
                 decode_event(r.data, r.attributes) for r in await scene.stored("job-events")
             )
-            if event.stage.terminal
+            if MEDIA.is_end(event.stage)
         )
         for job_id in jobs:
             run = (await scene.system.store.get(job_id)).job.run

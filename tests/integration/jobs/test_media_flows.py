@@ -17,7 +17,6 @@ import pytest
 from faster_whisper.audio import decode_audio
 
 from penstock.jobs import JobStage, MediaType
-from penstock.jobs.pipeline.media import STAGES, media_tools
 from tests.support.job_scenes import Place, impatient, jobs_on
 from tests.support.media_server import serving
 
@@ -31,12 +30,7 @@ async def media_on(place, root, *, run=("metadata", "transcription"), **settings
     media = {"root": str(root), **settings.pop("media", {})}
     async with AsyncExitStack() as stack:
         scene = await stack.enter_async_context(jobs_on(place, media=media, **settings))
-        tools = await stack.enter_async_context(
-            media_tools(scene.system.settings.media, scene.system.store)
-        )
-        for name in run:
-            stage = STAGES[name](scene.system.settings, tools)
-            await stack.enter_async_context(scene.system.worker(stage))
+        await stack.enter_async_context(scene.system.working(*run))
         yield scene
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from penstock import Draft
 from penstock.errors import InvalidArgumentError
-from penstock.jobs import JobStage, load_settings
-from penstock.spark.jobs.pipeline import Pipeline, PipelineOptions
+from penstock.jobs import MEDIA, JobStage, load_settings
+from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline
 from tests.support.spark_handlers import CALLS
 from tests.support.spark_jobs import (
-    HANDLERS,
+    PIPELINE,
     all_ended,
     job_settings,
     records,
@@ -36,7 +36,7 @@ def options(tmp_path, **more):
     return PipelineOptions(
         checkpoints=str(tmp_path / "checkpoints"),
         history=str(tmp_path / "history"),
-        **{"handlers": HANDLERS, "trigger": 0.1, **more},
+        **{"pipeline": PIPELINE, "trigger": 0.1, **more},
     )
 
 
@@ -73,10 +73,10 @@ def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tm
         "slow.wav",
         strangers=[stranger],
     )
-    pipeline = Pipeline(spark, settings, options(tmp_path))
+    pipeline = SparkPipeline(spark, settings, options(tmp_path))
     with running(pipeline):
         wait_for(all_ended(settings, jobs))
-        wait_for(lambda: all(v and v.stage.terminal for v in views(settings, jobs)))
+        wait_for(lambda: all(v and MEDIA.is_end(v.stage) for v in views(settings, jobs)))
         wait_for(lambda: len(stored(settings, "job-processing-dead")) == 3)
     found = records(settings, jobs)
     assert [r.job.stage for r in found[:8]] == [JobStage.TRANSCRIPT_COMPLETE] * 8
@@ -112,7 +112,7 @@ def test_a_job_retried_by_hand_that_fails_again_is_tried_again(spark, settings, 
     CALLS.prepare(tmp_path)
     [job] = submit(settings, "stubborn.wav")
     retry_by_hand(settings, job)
-    with running(Pipeline(spark, settings, options(tmp_path, stages=("metadata",)))):
+    with running(SparkPipeline(spark, settings, options(tmp_path, stages=("metadata",)))):
         wait_for(lambda: records(settings, [job])[0].job.stage is not JobStage.QUEUED, within=40)
     assert records(settings, [job])[0].job.stage is JobStage.METADATA_READY
 
@@ -120,21 +120,21 @@ def test_a_job_retried_by_hand_that_fails_again_is_tried_again(spark, settings, 
 def test_a_backfill_works_through_what_is_there_and_ends(spark, settings, tmp_path):
     CALLS.prepare(tmp_path)
     jobs = submit(settings, *(["good.wav"] * 5))
-    Pipeline(spark, settings, options(tmp_path)).backfill()
+    SparkPipeline(spark, settings, options(tmp_path)).backfill()
     assert {r.job.stage for r in records(settings, jobs)} == {JobStage.TRANSCRIPT_COMPLETE}
     assert {v.stage for v in views(settings, jobs)} == {JobStage.TRANSCRIPT_COMPLETE}
     # Again there is nothing left to do.
-    Pipeline(spark, settings, options(tmp_path)).backfill()
+    SparkPipeline(spark, settings, options(tmp_path)).backfill()
     assert [len(CALLS.of(tmp_path, job_id)) for job_id in jobs] == [2] * 5
 
 
 def test_a_checkpoint_lost_repeats_no_work_and_says_nothing_twice(spark, settings, tmp_path):
     CALLS.prepare(tmp_path)
     jobs = submit(settings, *(["good.wav"] * 4))
-    Pipeline(spark, settings, options(tmp_path)).backfill()
+    SparkPipeline(spark, settings, options(tmp_path)).backfill()
     before = len(stored(settings, "job-events"))
-    again = PipelineOptions(checkpoints=str(tmp_path / "other"), history=None, handlers=HANDLERS)
-    Pipeline(spark, settings, again).backfill()
+    again = PipelineOptions(checkpoints=str(tmp_path / "other"), history=None, pipeline=PIPELINE)
+    SparkPipeline(spark, settings, again).backfill()
     assert len(stored(settings, "job-events")) == before
     assert [len(CALLS.of(tmp_path, job_id)) for job_id in jobs] == [2] * 4
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_lost_repeats_no_work_and_says_nothing_twice(spark, setting
 def test_a_job_that_kills_its_worker_is_given_up_and_the_others_complete(spark, settings, tmp_path):
     CALLS.prepare(tmp_path)
     jobs = submit(settings, "good.wav", "deadly.wav", "good.wav")
-    with running(Pipeline(spark, settings, options(tmp_path, stages=("metadata",)))):
+    with running(SparkPipeline(spark, settings, options(tmp_path, stages=("metadata",)))):
         wait_for(lambda: all(r.job.stage is not JobStage.QUEUED for r in records(settings, jobs)))
     good, deadly, other = records(settings, jobs)
     assert {good.job.stage, other.job.stage} == {JobStage.METADATA_READY}
@@ -157,16 +157,26 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_others_complete(spark, 
         {"batch": 0},
     ],
 )
-def test_a_wrong_option_is_refused_before_anything_starts(tmp_path, wrong):
+def test_a_wrong_option_is_refused_before_anything_starts(tmp_path, settings, wrong):
     with pytest.raises(InvalidArgumentError):
-        options(tmp_path, **wrong)
+        SparkPipeline(None, settings, options(tmp_path, **wrong))
 
 
-def test_handlers_that_are_not_there_are_refused_before_anything_starts(tmp_path, settings):
-    with pytest.raises(InvalidArgumentError, match="module:mapping"):
-        Pipeline(None, settings, options(tmp_path, handlers="no.such:thing"))
+@pytest.mark.parametrize(
+    ("reference", "told"),
+    [
+        ("no.such:thing", "module:NAME"),
+        ("tests.support.spark_jobs:submit", "should be a penstock.jobs.Pipeline"),
+        ("penstock.jobs:MEDIA", "The settings are for"),
+    ],
+)
+def test_a_pipeline_that_is_not_there_is_refused_before_anything_starts(
+    tmp_path, settings, reference, told
+):
+    with pytest.raises(InvalidArgumentError, match=told):
+        SparkPipeline(None, settings, options(tmp_path, pipeline=reference))
 
 
 def test_a_broker_in_memory_is_refused_before_anything_starts(tmp_path):
     with pytest.raises(InvalidArgumentError, match="local://DIR"):
-        Pipeline(None, load_settings(environ={}), options(tmp_path))
+        SparkPipeline(None, load_settings(environ={}), options(tmp_path))

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from penstock.jobs import (
+    MEDIA,
     InvalidMessageError,
     JobStage,
     MediaType,
@@ -16,7 +17,6 @@ from penstock.jobs import (
     encode_job,
     json_schema,
 )
-from penstock.jobs.model.job import JOB_TYPES
 from tests.support.job_samples import EVENTS, JOBS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -45,7 +45,7 @@ def test_req_5_2_an_event_crosses_the_boundary_unchanged(name):
 
 @pytest.mark.parametrize("kind", MediaType)
 def test_req_1_3_the_wire_form_of_a_job_is_the_golden_one(kind):
-    version = JOB_TYPES[kind].schema_version
+    version = MEDIA.job_types[kind].schema_version
     assert encode_job(JOBS[kind]).data == golden(f"{kind}.v{version}.json")
 
 
@@ -56,7 +56,7 @@ def test_req_1_3_the_wire_form_of_an_event_is_the_golden_one(name):
 
 @pytest.mark.parametrize(
     ("kind", "version"),
-    [(k, v) for k in MediaType for v in range(1, JOB_TYPES[k].schema_version + 1)],
+    [(k, v) for k in MediaType for v in range(1, MEDIA.job_types[k].schema_version + 1)],
 )
 def test_every_version_that_was_ever_sent_is_read_as_today(kind, version):
     said = attributes(encode_job(JOBS[kind]), schemaVersion=str(version))

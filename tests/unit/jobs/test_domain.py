@@ -6,14 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgumentError
-from penstock.jobs import JobStage, MediaType, ProcessingJob, opaque_user_id
-from penstock.jobs.model.job import (
-    JOB_TYPES,
-    JobEvent,
-    at_stage,
-    is_news,
-    new_job_id,
-)
+from penstock.jobs import MEDIA, JobEvent, JobStage, MediaType, ProcessingJob, opaque_user_id
+from penstock.jobs.model.job import new_job_id
 from penstock.media.video_ids import video_id_of
 from tests.support.job_samples import JOBS
 
@@ -21,7 +15,7 @@ STAGES = list(JobStage)
 
 
 def test_a_job_may_only_take_the_steps_of_the_stage_machine():
-    legal = {(a, b) for a in STAGES for b in STAGES if a.may_become(b)}
+    legal = {(a, b) for a in STAGES for b in STAGES if MEDIA.may_become(a, b)}
     queued, ready, complete, failed, cancelled = STAGES
     assert legal == {
         (queued, ready),
@@ -38,12 +32,12 @@ def test_a_job_may_only_take_the_steps_of_the_stage_machine():
 def test_an_illegal_step_says_which_ones_are_legal():
     job = msgspec.structs.replace(JOBS["audio"], stage=JobStage.QUEUED)
     with pytest.raises(InvalidArgumentError, match="Cancelled, Failed, MetadataReady"):
-        at_stage(job, JobStage.TRANSCRIPT_COMPLETE)
+        MEDIA.moved(job, JobStage.TRANSCRIPT_COMPLETE)
 
 
 def test_a_retry_begins_a_new_run():
     job = msgspec.structs.replace(JOBS["audio"], stage=JobStage.FAILED, run=3)
-    again = at_stage(job, JobStage.QUEUED)
+    again = MEDIA.moved(job, JobStage.QUEUED)
     assert (again.run, again.stage) == (4, JobStage.QUEUED)
 
 
@@ -52,12 +46,12 @@ moments = st.tuples(st.integers(1, 5), st.sampled_from(STAGES))
 
 @given(moments, moments)
 def test_of_two_moments_in_a_jobs_life_at_most_one_is_news_to_the_other(one, other):
-    assert not (is_news(*one, *other) and is_news(*other, *one))
+    assert not (MEDIA.is_news(*one, *other) and MEDIA.is_news(*other, *one))
 
 
 @given(moments)
 def test_what_is_known_is_no_news(moment):
-    assert not is_news(*moment, *moment)
+    assert not MEDIA.is_news(*moment, *moment)
 
 
 def test_the_same_key_of_the_same_user_is_the_same_job():
@@ -131,7 +125,7 @@ def test_req_2_3_the_proof_would_notice_free_text():
 def test_req_2_3_a_user_id_that_is_not_opaque_does_not_fit_into_a_job(kind, user_id):
     fields = msgspec.to_builtins(JOBS[kind]) | {"userId": user_id}
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(fields, JOB_TYPES[kind])
+        msgspec.convert(fields, MEDIA.job_types[kind])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,17 @@ import asyncio
 import pytest
 
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.jobs import AudioInfo, DocumentInfo, Done, JobStage, Reject, Retry, Stage, Text
+from penstock.jobs import (
+    MEDIA,
+    AudioInfo,
+    DocumentInfo,
+    Done,
+    JobStage,
+    Reject,
+    Retry,
+    Stage,
+    Text,
+)
 from penstock.media.errors import MediaError
 from tests.support.job_samples import JOBS
 
@@ -137,10 +147,13 @@ async def test_cancelling_the_caller_cancels_the_handler():
 
 
 def test_a_stage_cannot_be_declared_against_the_stage_machine():
+    wrong = Stage(
+        name="wrong",
+        consumes=JobStage.QUEUED,
+        emits=JobStage.TRANSCRIPT_COMPLETE,
+        handler=raising(AssertionError),
+    )
     with pytest.raises(InvalidArgumentError, match="cannot take jobs"):
-        Stage(
-            name="wrong",
-            consumes=JobStage.QUEUED,
-            emits=JobStage.TRANSCRIPT_COMPLETE,
-            handler=raising(AssertionError),
-        )
+        MEDIA.in_place_of(wrong)
+    with pytest.raises(InvalidArgumentError, match="cannot take jobs"):
+        MEDIA.then(wrong)

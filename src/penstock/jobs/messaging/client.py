@@ -13,7 +13,8 @@ from penstock.jobs.messaging.listening import Listeners
 from penstock.jobs.messaging.publisher import Publisher
 from penstock.jobs.messaging.subscriber import Decode, Handle, Subscriber, T
 from penstock.jobs.pipeline.stage import Outcome
-from penstock.jobs.settings import JobSettings, StageSettings
+from penstock.jobs.pipeline.stage_settings import StageSettings
+from penstock.jobs.settings import JobSettings
 from penstock.jobs.telemetry import LoggingObserver, Observer, Observers
 from penstock.rules.window import FlowControl
 from penstock.subscribing import LeaseExtension, Streaming, Subscription
@@ -30,7 +31,7 @@ class PubSubClient:
         self.pubsub = pubsub
         self.settings = settings
         self.observer = Observers(observer or LoggingObserver())
-        self.publisher = Publisher(pubsub, settings.topics, self.observer)
+        self.publisher = Publisher(pubsub, settings, self.observer)
 
     async def __aenter__(self) -> Self:
         await self.provision()
@@ -42,8 +43,8 @@ class PubSubClient:
 
     async def provision(self) -> None:
         """Make what is missing of topics and subscriptions; what exists is left as it is."""
-        topics, stages = self.settings.topics, self.settings.stages
-        stage_settings = (stages.metadata, stages.transcription)
+        topics = self.settings.topics
+        stage_settings = [self.settings.stages.of(one) for one in self.settings.pipeline.stages]
         dead = {s.dead_letters(topic) for s in stage_settings for topic in topics.work}
         for topic in sorted(dead | {topics.dead_events}):
             await self._create_topic(topic)

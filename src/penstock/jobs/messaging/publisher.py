@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from penstock.client import PubSub
 from penstock.errors import PenstockError
-from penstock.jobs.model.codec import encode_event, encode_job
-from penstock.jobs.model.job import JobEvent, ProcessingJob
-from penstock.jobs.settings import Topics
+from penstock.jobs.model.event import StageEvent
+from penstock.jobs.model.job import Job
+from penstock.jobs.settings import JobSettings
 from penstock.jobs.telemetry import Observer, subject_of
 from penstock.message import Draft
 from penstock.publishing import ManagedPublisher, PublishRetry
@@ -23,8 +23,9 @@ _WINDOW = 1000
 class Publisher:
     """Sends jobs and events; returns once the broker has them."""
 
-    def __init__(self, pubsub: PubSub, topics: Topics, observer: Observer) -> None:
-        self._topics = topics
+    def __init__(self, pubsub: PubSub, settings: JobSettings, observer: Observer) -> None:
+        self._topics = settings.topics
+        self._codec = settings.pipeline.codec
         self._observer = observer
         self._publisher = ManagedPublisher(
             pubsub,
@@ -39,11 +40,11 @@ class Publisher:
     async def aclose(self) -> None:
         await self._publisher.drain(timeout=10.0)
 
-    async def publish_job(self, job: ProcessingJob) -> None:
-        await self.publish([(self._topics.of(job.media_type), encode_job(job))])
+    async def publish_job(self, job: Job) -> None:
+        await self.publish([(self._topics.of(job.media_type), self._codec.encode_job(job))])
 
-    async def publish_event(self, event: JobEvent) -> None:
-        await self.publish([(self._topics.events, encode_event(event))])
+    async def publish_event(self, event: StageEvent) -> None:
+        await self.publish([(self._topics.events, self._codec.encode_event(event))])
 
     async def publish(self, messages: Sequence[tuple[str, Draft]]) -> None:
         """All of them; the first failure is raised once all are answered."""

@@ -1,138 +1,34 @@
-"""Jobs, what happens to them, and the rule by which they move. Pure.
-
-A message about a job carries identifiers, numbers and words of ours, never text of a user: what
-was said, titles, file names and addresses stay in the store and are found by the job's id. The
-types below admit nothing else, and a test walks them to prove it.
-"""
+"""What every job is, whatever it is about. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Annotated, ClassVar, TypeAlias
+from functools import cache
+from typing import Any, ClassVar, TypeAlias, get_type_hints
 
-from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec import Struct, structs
 
-from penstock.errors import InvalidArgumentError
-from penstock.media.speakers import SpeakerRole
+from penstock.jobs.model.fields import JobId, MediaId, Moment, OpaqueId, Run, TraceParent
+from penstock.jobs.model.names import JobStage, MediaType
 
-
-def _only(pattern: str) -> Meta:
-    """Text that is this and nothing else: `$` alone would let a line feed follow."""
-    return Meta(pattern=f"^{pattern}$(?!\\n)")
+Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-JobId: TypeAlias = Annotated[str, _only(r"job_[0-9a-f]{32}")]
-MediaId: TypeAlias = Annotated[str, _only(r"med_[0-9a-f]{32}")]
-OpaqueId: TypeAlias = Annotated[str, _only(r"[A-Za-z0-9_-]{1,64}")]
-"""A user, a correlation: whatever its owner knows it by, without room for a name or an address."""
-TraceParent: TypeAlias = Annotated[str, _only(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")]
-VideoId: TypeAlias = Annotated[str, _only(r"[A-Za-z0-9_-]{11}")]
-Word: TypeAlias = Annotated[str, _only(r"[a-z0-9][a-z0-9_.,-]{0,47}")]
-"""A word of ours: a codec, a format, a language, a reason."""
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=366 * 86_400)]
-Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e6)]
-Moment: TypeAlias = Annotated[datetime, Meta(tz=True)]
-Run: TypeAlias = Annotated[int, Meta(ge=1, le=2**31)]
-
-
-class MediaType(StrEnum):
-    AUDIO = "audio"
-    VIDEO = "video"
-    YOUTUBE = "youtube"
-    DOCUMENT = "document"
-
-
-class JobStage(StrEnum):
-    """Where a job is. `rank` orders the stages of one run; the last three are its ends."""
-
-    QUEUED = "Queued"
-    METADATA_READY = "MetadataReady"
-    TRANSCRIPT_COMPLETE = "TranscriptComplete"
-    FAILED = "Failed"
-    CANCELLED = "Cancelled"
-
-    @property
-    def rank(self) -> int:
-        return min(list(JobStage).index(self), 2)
-
-    @property
-    def terminal(self) -> bool:
-        return self.rank == 2
-
-    def may_become(self, other: JobStage) -> bool:
-        """Whether a job may go from here to `other`, in the same run or, to QUEUED, a new one."""
-        return other in _TRANSITIONS[self]
-
-
-_TRANSITIONS = {
-    JobStage.QUEUED: {JobStage.METADATA_READY, JobStage.FAILED, JobStage.CANCELLED},
-    JobStage.METADATA_READY: {
-        JobStage.TRANSCRIPT_COMPLETE,
-        JobStage.FAILED,
-        JobStage.CANCELLED,
-    },
-    JobStage.TRANSCRIPT_COMPLETE: set[JobStage](),
-    JobStage.FAILED: {JobStage.QUEUED},
-    JobStage.CANCELLED: {JobStage.QUEUED},
-}
-
-
-# What is known of the media once it was looked at.
-
-
-class AudioInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    duration: Seconds
-    size: Count
-    container: Word
-    codec: Word
-    sample_rate: Count = 0
-    channels: Count = 0
-
-
-class VideoInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    duration: Seconds
-    size: Count
-    container: Word
-    codec: Word
-    width: Count = 0
-    height: Count = 0
-    frame_rate: Rate = 0.0
-    audio_codec: Word | None = None
-
-
-class YouTubeInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    duration: Seconds
-    channel_id: OpaqueId
-    published_at: Moment
-    speaker_role: SpeakerRole = SpeakerRole.UNKNOWN
-    captions: bool = False
-
-
-class DocumentInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    size: Count
-    kind: Word
-    pages: Count = 0
-    characters: Count = 0
-
-
-Info: TypeAlias = AudioInfo | VideoInfo | YouTubeInfo | DocumentInfo
-
-
-# Jobs.
-
-
-class _Job(
+class Job(
     Struct, frozen=True, kw_only=True, rename="camel", tag_field="mediaType", omit_defaults=True
 ):
-    """What every job has. `run` counts from 1, one more each time it is retried by hand."""
+    """The payload of a message that asks for a stage. Subclass it for each media type, which is
+    the subclass's `tag`; a field `info` holds what stages find out and what goes on with the job.
 
-    media_type: ClassVar[MediaType]
-    schema_version: ClassVar[int]
+    `run` counts from 1, one more each time it is retried by hand.
+    """
+
+    schema_version: ClassVar[int] = 1
+    upgrades: ClassVar[Mapping[int, Upgrade]] = {}
+    """How a payload of a version becomes one of the next."""
 
     job_id: JobId
     user_id: OpaqueId
@@ -143,100 +39,36 @@ class _Job(
     correlation_id: OpaqueId | None = None
     traceparent: TraceParent | None = None
 
+    @property
+    def media_type(self) -> MediaType:
+        return media_type_of(type(self))
 
-class AudioJob(_Job, frozen=True, kw_only=True, tag="audio"):
-    media_type: ClassVar[MediaType] = MediaType.AUDIO
-    schema_version: ClassVar[int] = 2
-    info: AudioInfo | None = None
-
-
-class VideoJob(_Job, frozen=True, kw_only=True, tag="video"):
-    media_type: ClassVar[MediaType] = MediaType.VIDEO
-    schema_version: ClassVar[int] = 1
-    info: VideoInfo | None = None
+    @classmethod
+    def of_source(cls, source: str) -> tuple[str, dict[str, Any]]:
+        """What is asked for as it is kept, and the fields of its own that such a job has."""
+        return source, {}
 
 
-class YouTubeJob(_Job, frozen=True, kw_only=True, tag="youtube"):
-    media_type: ClassVar[MediaType] = MediaType.YOUTUBE
-    schema_version: ClassVar[int] = 1
-    video_id: VideoId
-    info: YouTubeInfo | None = None
+@cache
+def media_type_of(kind: type[Job]) -> MediaType:
+    return MediaType.named(str(kind.__struct_config__.tag))
 
 
-class DocumentJob(_Job, frozen=True, kw_only=True, tag="document"):
-    media_type: ClassVar[MediaType] = MediaType.DOCUMENT
-    schema_version: ClassVar[int] = 1
-    info: DocumentInfo | None = None
+@cache
+def info_type(kind: type[Job]) -> Any:
+    """What `info` of such a job may be; None when it has none."""
+    return get_type_hints(kind).get("info", None)
 
 
-ProcessingJob: TypeAlias = AudioJob | VideoJob | YouTubeJob | DocumentJob
-JOB_TYPES: dict[MediaType, type[ProcessingJob]] = {
-    kind.media_type: kind for kind in (AudioJob, VideoJob, YouTubeJob, DocumentJob)
-}
+@cache
+def own_fields(kind: type[Job]) -> tuple[str, ...]:
+    """What such a job has beyond what every job has, and its info; as JSON names it."""
+    common = {*Job.__struct_fields__, "info"}
+    return tuple(f.encode_name for f in structs.fields(kind) if f.name not in common)
 
 
-INFO_TYPES: dict[MediaType, type[Info]] = {
-    MediaType.AUDIO: AudioInfo,
-    MediaType.VIDEO: VideoInfo,
-    MediaType.YOUTUBE: YouTubeInfo,
-    MediaType.DOCUMENT: DocumentInfo,
-}
-
-
-# Events.
-
-
-class _Event(
-    Struct, frozen=True, kw_only=True, rename="camel", tag_field="event", omit_defaults=True
-):
-    """Something that happened to a job. `at` is when the store recorded it."""
-
-    stage: ClassVar[JobStage]
-    schema_version: ClassVar[int] = 1
-
-    job_id: JobId
-    user_id: OpaqueId
-    media_type: MediaType
-    run: Run
-    at: Moment
-    previous: JobStage | None = None
-    correlation_id: OpaqueId | None = None
-    traceparent: TraceParent | None = None
-
-
-class JobQueued(_Event, frozen=True, kw_only=True, tag="JobQueued"):
-    stage: ClassVar[JobStage] = JobStage.QUEUED
-
-
-class MetadataReady(_Event, frozen=True, kw_only=True, tag="MetadataReady"):
-    stage: ClassVar[JobStage] = JobStage.METADATA_READY
-    duration: Seconds | None = None
-    size: Count | None = None
-
-
-class TranscriptComplete(_Event, frozen=True, kw_only=True, tag="TranscriptComplete"):
-    """The transcript itself is in the store, under the job's id."""
-
-    stage: ClassVar[JobStage] = JobStage.TRANSCRIPT_COMPLETE
-    language: Word | None = None
-    segments: Count = 0
-    characters: Count = 0
-
-
-class JobFailed(_Event, frozen=True, kw_only=True, tag="JobFailed"):
-    stage: ClassVar[JobStage] = JobStage.FAILED
-    reason: Word
-    attempts: Count = 1
-
-
-class JobCancelled(_Event, frozen=True, kw_only=True, tag="JobCancelled"):
-    stage: ClassVar[JobStage] = JobStage.CANCELLED
-
-
-JobEvent: TypeAlias = JobQueued | MetadataReady | TranscriptComplete | JobFailed | JobCancelled
-
-
-# Making them.
+def info_of(job: Job) -> Any:
+    return getattr(job, "info", None)
 
 
 def new_job_id(user_id: str, client_key: str | None = None) -> str:
@@ -259,27 +91,3 @@ def opaque_user_id(name: str, secret: bytes = b"") -> str:
 
 def now() -> datetime:
     return datetime.now(UTC)
-
-
-# Moving them.
-
-
-def at_stage(job: ProcessingJob, stage: JobStage, info: Info | None = None) -> ProcessingJob:
-    """The job as it goes on. `InvalidArgumentError` when it may not go there."""
-    if not job.stage.may_become(stage):
-        raise InvalidArgumentError(
-            f"Job {job.job_id} is {job.stage} and cannot become {stage}; from {job.stage} it may "
-            f"become {', '.join(sorted(_TRANSITIONS[job.stage])) or 'nothing else'}"
-        )
-    run = job.run + 1 if stage is JobStage.QUEUED else job.run
-    again = stage is JobStage.QUEUED
-    return replace(job, stage=stage, run=run, info=None if again else info or job.info)
-
-
-def is_news(run: int, stage: JobStage, known_run: int, known_stage: JobStage) -> bool:
-    """Whether (run, stage) is later in a job's life than what is known of it.
-
-    Stages of a run come in one order and a run ends once, so messages may arrive late, twice or
-    out of order: whatever is not later changes nothing.
-    """
-    return (run, stage.rank) > (known_run, known_stage.rank)

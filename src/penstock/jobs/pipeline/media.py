@@ -1,230 +1,184 @@
-"""The two stages and what they do to each kind of media.
+"""Media jobs: a recording, a video or a document, from a request to its text.
+
+    Queued ─ metadata ─▶ MetadataReady ─ transcription ─▶ TranscriptComplete
 
 metadata        looks at the media, or asks YouTube, and fills in the job's info.
 transcription   writes down what is said; the text of a document is taken from it as it is, so a
                 document goes through the same stages as a recording.
 
-YouTube offers no recordings. `media.youtube_media` says where ours are, as a reference with
-`{video_id}` in it, such as `youtube/{video_id}.m4a` in the media folder; without it such jobs end
-with metadata and the reason `no_recording`.
+What does the work is in `media_tools.py`, which is loaded when a stage runs: whoever asks for jobs
+and answers about them needs none of it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from penstock.jobs.model.job import (
-    AudioInfo,
-    DocumentInfo,
-    DocumentJob,
-    Info,
-    JobStage,
-    ProcessingJob,
-    VideoInfo,
-    VideoJob,
-    YouTubeInfo,
-    YouTubeJob,
+from msgspec import Struct
+
+from penstock.jobs.model.event import JobCancelled, JobFailed, JobQueued, StageEvent
+from penstock.jobs.model.fields import Count, Moment, OpaqueId, Rate, Seconds, VideoId, Word
+from penstock.jobs.model.job import Job, Upgrade
+from penstock.jobs.model.names import JobStage
+from penstock.jobs.pipeline.declaration import Pipeline
+from penstock.jobs.pipeline.stage import Outcome, Stage
+from penstock.media.speakers import SpeakerRole
+from penstock.media.video_ids import video_id_of
+
+if TYPE_CHECKING:
+    from penstock.jobs.pipeline.media_tools import MediaTools
+    from penstock.jobs.settings import JobSettings
+    from penstock.jobs.store.job_store import ProcessingJobStore
+
+# No docstrings but those there are: they are part of the schema of the messages.
+
+# What is known of the media once it was looked at.
+
+
+class AudioInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    duration: Seconds
+    size: Count
+    container: Word
+    codec: Word
+    sample_rate: Count = 0
+    channels: Count = 0
+
+
+class VideoInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    duration: Seconds
+    size: Count
+    container: Word
+    codec: Word
+    width: Count = 0
+    height: Count = 0
+    frame_rate: Rate = 0.0
+    audio_codec: Word | None = None
+
+
+class YouTubeInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    duration: Seconds
+    channel_id: OpaqueId
+    published_at: Moment
+    speaker_role: SpeakerRole = SpeakerRole.UNKNOWN
+    captions: bool = False
+
+
+class DocumentInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    size: Count
+    kind: Word
+    pages: Count = 0
+    characters: Count = 0
+
+
+Info: TypeAlias = AudioInfo | VideoInfo | YouTubeInfo | DocumentInfo
+
+
+# Jobs.
+
+
+def _audio_1_to_2(payload: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 gave the duration in milliseconds, beside the job instead of in its info."""
+    upgraded = dict(payload)
+    milliseconds = upgraded.pop("durationMs", None)
+    if isinstance(milliseconds, int) and isinstance(info := upgraded.get("info"), dict):
+        upgraded["info"] = {**info, "duration": milliseconds / 1000}
+    return upgraded
+
+
+class AudioJob(Job, frozen=True, kw_only=True, tag="audio"):
+    schema_version: ClassVar[int] = 2
+    upgrades: ClassVar[Mapping[int, Upgrade]] = {1: _audio_1_to_2}
+    info: AudioInfo | None = None
+
+
+class VideoJob(Job, frozen=True, kw_only=True, tag="video"):
+    info: VideoInfo | None = None
+
+
+class YouTubeJob(Job, frozen=True, kw_only=True, tag="youtube"):
+    video_id: VideoId
+    info: YouTubeInfo | None = None
+
+    @classmethod
+    def of_source(cls, source: str) -> tuple[str, dict[str, Any]]:
+        video_id = video_id_of(source)
+        return video_id, {"videoId": video_id}
+
+
+class DocumentJob(Job, frozen=True, kw_only=True, tag="document"):
+    info: DocumentInfo | None = None
+
+
+ProcessingJob: TypeAlias = AudioJob | VideoJob | YouTubeJob | DocumentJob
+
+
+# Events.
+
+
+class MetadataReady(StageEvent, frozen=True, kw_only=True):
+    duration: Seconds | None = None
+    size: Count | None = None
+
+
+class TranscriptComplete(StageEvent, frozen=True, kw_only=True):
+    """The transcript itself is in the store, under the job's id."""
+
+    language: Word | None = None
+    segments: Count = 0
+    characters: Count = 0
+
+
+JobEvent: TypeAlias = JobQueued | MetadataReady | TranscriptComplete | JobFailed | JobCancelled
+
+
+# Stages.
+
+
+def open_tools(
+    settings: JobSettings, store: ProcessingJobStore
+) -> AbstractAsyncContextManager[MediaTools]:
+    from penstock.jobs.pipeline.media_tools import media_tools
+
+    return media_tools(settings.media, store)
+
+
+async def look(job: ProcessingJob, tools: MediaTools) -> Outcome:
+    return await tools.look(job)
+
+
+async def listen(job: ProcessingJob, tools: MediaTools) -> Outcome:
+    return await tools.listen(job)
+
+
+MEDIA = Pipeline(
+    name="media",
+    prefix="job",
+    jobs=(AudioJob, VideoJob, YouTubeJob, DocumentJob),
+    stages=(
+        Stage(
+            name="metadata",
+            consumes=JobStage.QUEUED,
+            emits=JobStage.METADATA_READY,
+            event=MetadataReady,
+            handler=look,
+            defaults={"concurrency": 16, "time_limit": 120.0},
+        ),
+        Stage(
+            name="transcription",
+            consumes=JobStage.METADATA_READY,
+            emits=JobStage.TRANSCRIPT_COMPLETE,
+            event=TranscriptComplete,
+            handler=listen,
+            defaults={"concurrency": 2, "time_limit": 4 * 3600.0},
+        ),
+    ),
+    tools=open_tools,
 )
-from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Stage, Text
-from penstock.jobs.settings import UPLOAD, UPLOADS, JobSettings, MediaSettings
-from penstock.jobs.store.job_store import ProcessingJobStore
-from penstock.media.errors import MediaError
-from penstock.media.extensions import DOCUMENTS, DocumentKind, extension_of
-from penstock.media.fetching.source import MediaSource
-from penstock.media.reading.documents import extract_text
-from penstock.media.reading.probe import MediaInfo, probe
-from penstock.media.reading.transcribe import Transcriber
-from penstock.media.speakers import SpeakerRoleRegistry
-from penstock.media.transcript import Segment
-from penstock.media.youtube import YouTubeClient
 
+MEDIA_REFERENCE = f"{__name__}:MEDIA"
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MediaTools:
-    """What handlers work with. One per process: a model is loaded once."""
-
-    store: ProcessingJobStore
-    source: MediaSource
-    uploads: MediaSource
-    transcriber: Transcriber
-    speakers: SpeakerRoleRegistry
-    youtube: YouTubeClient | None = None
-    youtube_media: str | None = None
-
-    @asynccontextmanager
-    async def media_of(self, job: ProcessingJob) -> AsyncIterator[tuple[str, Path]]:
-        """A job's media, and what it is called. Where it is is in the store: addresses are not
-        sent."""
-        source, reference = self.source, ""
-        if isinstance(job, YouTubeJob):
-            if self.youtube_media is None:
-                raise MediaError("no_recording", "media.youtube_media is not set")
-            reference = self.youtube_media.replace("{video_id}", job.video_id)
-        else:
-            record = await self.store.get(job.job_id)
-            if record is None:
-                raise MediaError("not_found", f"Job {job.job_id} is not in the store")
-            reference = record.source
-            if reference.startswith(UPLOAD):
-                source = self.uploads
-                reference = f"{UPLOADS}/{reference.removeprefix(UPLOAD)}"
-        async with source.open(reference) as path:
-            yield reference, path
-
-
-@asynccontextmanager
-async def media_tools(
-    settings: MediaSettings, store: ProcessingJobStore
-) -> AsyncIterator[MediaTools]:
-    async with AsyncExitStack() as stack:
-        youtube = None
-        if settings.youtube_api_key is not None:
-            youtube = await stack.enter_async_context(
-                YouTubeClient(settings.youtube_api_key, settings.youtube_url)
-            )
-        speakers = SpeakerRoleRegistry()
-        if settings.speakers is not None:
-            speakers = await asyncio.to_thread(SpeakerRoleRegistry.load, settings.speakers)
-        yield MediaTools(
-            store=store,
-            source=MediaSource(
-                settings.root,
-                frozenset(settings.hosts),
-                max_bytes=settings.max_bytes,
-                timeout=settings.fetch_timeout,
-                allow_http=settings.allow_http,
-                allow_loopback=settings.allow_loopback,
-                reserved=frozenset({UPLOADS}),
-            ),
-            uploads=MediaSource(settings.root, max_bytes=settings.max_bytes),
-            transcriber=Transcriber(
-                settings.model, language=settings.language, threads=settings.threads
-            ),
-            speakers=speakers,
-            youtube=youtube,
-            youtube_media=settings.youtube_media,
-        )
-
-
-def metadata_stage(_: JobSettings, tools: MediaTools) -> Stage:
-    async def handle(job: ProcessingJob) -> Outcome:
-        if isinstance(job, YouTubeJob):
-            return await _youtube_metadata(job, tools)
-        async with tools.media_of(job) as (reference, path):
-            return Done(info=await _info(job, reference, path))
-
-    return Stage(
-        name="metadata",
-        consumes=JobStage.QUEUED,
-        emits=JobStage.METADATA_READY,
-        handler=handle,
-    )
-
-
-def transcription_stage(_: JobSettings, tools: MediaTools) -> Stage:
-    async def handle(job: ProcessingJob) -> Outcome:
-        async with tools.media_of(job) as (reference, path):
-            if isinstance(job, DocumentJob):
-                return await _document_text(job, reference, path)
-            return Done(text=await _transcribed(tools.transcriber, path))
-
-    return Stage(
-        name="transcription",
-        consumes=JobStage.METADATA_READY,
-        emits=JobStage.TRANSCRIPT_COMPLETE,
-        handler=handle,
-    )
-
-
-async def _youtube_metadata(job: YouTubeJob, tools: MediaTools) -> Outcome:
-    if tools.youtube is None:
-        return Reject("no_youtube_key")
-    video = await tools.youtube.video(job.video_id)
-    if video.live:
-        return Retry("live", after=600.0)
-    info = YouTubeInfo(
-        duration=video.duration,
-        channel_id=video.channel_id,
-        published_at=video.published_at,
-        speaker_role=tools.speakers.role(channel=video.channel_id),
-        captions=video.caption,
-    )
-    return Done(info=info, title=video.title)
-
-
-async def _info(job: ProcessingJob, reference: str, path: Path) -> Info:
-    if isinstance(job, DocumentJob):
-        return DocumentInfo(size=await _size(path), kind=_kind(reference))
-    found = await probe(path)
-    if isinstance(job, VideoJob):
-        return _video_info(found)
-    return _audio_info(found)
-
-
-def _audio_info(found: MediaInfo) -> AudioInfo:
-    if found.audio is None:
-        raise MediaError("no_audio", "There is no sound in it")
-    return AudioInfo(
-        duration=found.duration or 0.0,
-        size=found.size,
-        container=found.container.lower()[:48],
-        codec=found.audio.codec.lower()[:48],
-        sample_rate=found.audio.sample_rate,
-        channels=found.audio.channels,
-    )
-
-
-def _video_info(found: MediaInfo) -> VideoInfo:
-    if found.video is None:
-        raise MediaError("no_video", "There are no pictures in it")
-    return VideoInfo(
-        duration=found.duration or 0.0,
-        size=found.size,
-        container=found.container.lower()[:48],
-        codec=found.video.codec.lower()[:48],
-        width=found.video.width,
-        height=found.video.height,
-        frame_rate=min(found.video.frame_rate or 0.0, 1e6),
-        audio_codec=found.audio.codec.lower()[:48] if found.audio else None,
-    )
-
-
-async def _size(path: Path) -> int:
-    return (await asyncio.to_thread(path.stat)).st_size
-
-
-def _kind(reference: str) -> DocumentKind:
-    """By its extension: the formats of documents cannot be told by their content alone."""
-    kind = DOCUMENTS.get(extension_of(reference))
-    if kind is None:
-        known = ", ".join(sorted(DOCUMENTS))
-        raise MediaError("unsupported", f"Documents are known by their extensions: {known}")
-    return kind
-
-
-async def _document_text(job: DocumentJob, reference: str, path: Path) -> Done:
-    found = await extract_text(path, _kind(reference))
-    info = DocumentInfo(
-        size=job.info.size if job.info is not None else await _size(path),
-        kind=_kind(reference),
-        pages=found.pages,
-        characters=found.characters,
-    )
-    return Done(info=info, text=Text(segments=[Segment(0, 0, found.text)]))
-
-
-async def _transcribed(transcriber: Transcriber, path: Path) -> Text:
-    found = await transcriber.transcribe_async(path)
-    return Text(
-        segments=list(found.segments),
-        language=found.language.lower()[:48],
-        model=found.model,
-    )
-
-
-STAGES = {"metadata": metadata_stage, "transcription": transcription_stage}
-__all__ = ["STAGES", "MediaTools", "media_tools", "metadata_stage", "transcription_stage"]
+encode_job, decode_job = MEDIA.codec.encode_job, MEDIA.codec.decode_job
+encode_event, decode_event = MEDIA.codec.encode_event, MEDIA.codec.decode_event
+json_schema = MEDIA.codec.json_schema

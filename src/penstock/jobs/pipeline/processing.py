@@ -18,10 +18,10 @@ from typing import TypeVar
 
 from penstock.errors import PenstockError
 from penstock.jobs.messaging.dead_letters import Incoming, dead_letter, put_back
-from penstock.jobs.model.codec import InvalidMessageError, decode_job
-from penstock.jobs.model.job import ProcessingJob
+from penstock.jobs.model.codec import InvalidMessageError
+from penstock.jobs.model.job import Job
 from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Stage
-from penstock.jobs.settings import StageSettings
+from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord, Standing, standing
 from penstock.jobs.store.said import Said
@@ -64,17 +64,15 @@ class Processing:
         if job is not None:
             await self.attempt(message, job, await self._store.begin(job))
 
-    async def read(self, message: Incoming) -> ProcessingJob | None:
+    async def read(self, message: Incoming) -> Job | None:
         """The job in a message; None when there is none, and that has been dealt with."""
         try:
-            return decode_job(message.data, message.attributes)
+            return self._store.pipeline.codec.decode_job(message.data, message.attributes)
         except InvalidMessageError as error:
             await self._is_no_job(message, error.reason)
             return None
 
-    async def attempt(
-        self, message: Incoming, job: ProcessingJob, record: JobRecord | None
-    ) -> None:
+    async def attempt(self, message: Incoming, job: Job, record: JobRecord | None) -> None:
         """`record` is what `store.begin` answered."""
         attempt = max(1, record.attempts if record is not None else 1)
         subject = subject_of(message.attributes, max(attempt, message.delivery))
@@ -88,13 +86,13 @@ class Processing:
             self._observer.handled(subject, self.stage.name, outcome, took)
 
     async def _attempted(
-        self, message: Incoming, job: ProcessingJob, record: JobRecord | None, attempt: int
+        self, message: Incoming, job: Job, record: JobRecord | None, attempt: int
     ) -> str:
         """What became of it, in a word."""
         if job.stage is not self.stage.consumes:
             # Some filter let through what is for another stage, which has it as well.
             return "stale"
-        match standing(job, record):
+        match standing(self._store.pipeline, job, record):
             case Standing.STALE:
                 return "stale"
             case Standing.DONE:
@@ -120,7 +118,7 @@ class Processing:
             raise
         return type(outcome).__name__.lower()
 
-    async def _work(self, job: ProcessingJob, attempt: int) -> Outcome | None:
+    async def _work(self, job: Job, attempt: int) -> Outcome | None:
         """None when the job was cancelled meanwhile."""
         most = self.stage.max_attempts
         if most is not None and attempt > most:
@@ -138,22 +136,22 @@ class Processing:
                 await asyncio.wait({work})
         return work.result()
 
-    async def _still_due(self, job: ProcessingJob) -> bool:
+    async def _still_due(self, job: Job) -> bool:
         try:
-            return standing(job, await self._store.get(job.job_id)) is Standing.DUE
+            record = await self._store.get(job.job_id)
+            return standing(self._store.pipeline, job, record) is Standing.DUE
         except PenstockError as error:
             _log.warning("Cannot look whether job %s was cancelled: %s", job.job_id, error)
             return True
 
-    async def _keep(
-        self, message: Incoming, job: ProcessingJob, attempt: int, outcome: Outcome
-    ) -> None:
+    async def _keep(self, message: Incoming, job: Job, attempt: int, outcome: Outcome) -> None:
         """Commit the outcome and all that follows from it. Somebody else may have been faster:
         then theirs stands and ours changes nothing."""
         store = self._store
         match outcome:
             case Done():
-                await self._patiently(job, lambda: store.advance(job, self.stage.emits, outcome))
+                to, by = self.stage.emits, self.stage.name
+                await self._patiently(job, lambda: store.advance(job, to, outcome, by))
             case Retry(_, after):
                 usual = self._settings.retry_policy.delay(attempt)
                 seconds = usual if after is None else min(LONGEST_DELAY, max(0.0, after))
@@ -188,7 +186,7 @@ class Processing:
         await self._store.send(Said(topic, dead_letter(message)))
         self._observer.dead_lettered(subject_of(message.attributes, attempt), topic, reason)
 
-    async def _patiently(self, job: ProcessingJob, change: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(self, job: Job, change: Callable[[], Awaitable[T]]) -> T:
         def say(error: Exception, pause: float) -> None:
             _log.warning(
                 "The result of stage %s for job %s cannot be stored yet; trying again in %.1f s: "

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from inspect import Parameter, signature
+from typing import Any, Protocol, TypeAlias, get_type_hints, runtime_checkable
 
 import msgspec
 from msgspec import Struct
 
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.jobs.model.job import INFO_TYPES, Info, JobStage, ProcessingJob, Word
+from penstock.jobs.model.event import StageEvent
+from penstock.jobs.model.fields import Word
+from penstock.jobs.model.job import Job, info_type
+from penstock.jobs.model.names import JobStage
+from penstock.jobs.pipeline.stage_settings import StageDefaults
 from penstock.media.transcript import Segment
 from penstock.outcomes import Reject as Reject
 from penstock.outcomes import Retry as Retry
@@ -38,15 +43,21 @@ class Text(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """The job goes on: what was found out about its media, and what belongs in the store."""
+    """The job goes on. `info`: what was found out about it, which goes on with it. `text`, `title`
+    and `result`, which is anything that JSON can say, are kept in the store and never sent; a
+    result is found again by the stage's name. `facts`: what the stage's event says besides, by the
+    names of its fields."""
 
-    info: Info | None = None
+    info: Struct | None = None
     text: Text | None = None
     title: str | None = None
+    result: Any = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 Outcome: TypeAlias = Done | Retry | Reject
-Handler: TypeAlias = Callable[[ProcessingJob], Awaitable[Outcome]]
+Handler: TypeAlias = Callable[..., Awaitable[Outcome]]
+"""Takes a job; and the tools of its pipeline, when it has a second argument."""
 
 
 @runtime_checkable
@@ -61,23 +72,43 @@ class Judged(Protocol):
 class Stage:
     """Takes jobs from `consumes` to `emits`.
 
+    `event`: the type of what is told then; a plain one named as `emits` unless given.
     `time_limit`: seconds a handler may take, after which it is cancelled and tried again.
     `max_attempts`: attempts after which a job that still wants to be retried fails. Both are as the
-    settings say unless given here.
+    settings say unless given here. `defaults`: what the stage's settings are before a file or the
+    environment changes them: `{"concurrency": 16, "time_limit": 120.0}`, see `StageSettings`.
     """
 
     name: str
     consumes: JobStage
     emits: JobStage
     handler: Handler
+    event: type[StageEvent] | None = None
     time_limit: float | None = None
     max_attempts: int | None = None
+    defaults: StageDefaults = field(default_factory=StageDefaults)
 
     def __post_init__(self) -> None:
-        if not self.consumes.may_become(self.emits):
-            raise InvalidArgumentError(
-                f"Stage {self.name!r} cannot take jobs from {self.consumes} to {self.emits}"
-            )
+        for side in ("consumes", "emits"):
+            object.__setattr__(self, side, JobStage.named(getattr(self, side)))
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the handler wants the tools of its pipeline beside the job."""
+        try:
+            parameters = signature(self.handler).parameters.values()
+        except (TypeError, ValueError):
+            return False
+        positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+        needed = [p for p in parameters if p.kind in positional and p.default is Parameter.empty]
+        return len(needed) > 1
+
+    def using(self, tools: object) -> Stage:
+        """The same, its handler with the tools in hand if it takes them."""
+        if not self.takes_tools:
+            return self
+        handler = self.handler
+        return replace(self, handler=lambda job: handler(job, tools))
 
     def limited(self, time_limit: float, max_attempts: int) -> Stage:
         """With these limits where it has none of its own."""
@@ -87,7 +118,7 @@ class Stage:
             max_attempts=max_attempts if self.max_attempts is None else self.max_attempts,
         )
 
-    async def run(self, job: ProcessingJob, attempt: int = 1) -> Outcome:
+    async def run(self, job: Job, attempt: int = 1) -> Outcome:
         """One attempt at a job, always answered; the last one is never a `Retry`."""
         outcome = await self._attempt(job)
         last = self.max_attempts is not None and attempt >= self.max_attempts
@@ -95,7 +126,7 @@ class Stage:
             return Reject(outcome.reason, gave_up=True)
         return outcome
 
-    async def _attempt(self, job: ProcessingJob) -> Outcome:
+    async def _attempt(self, job: Job) -> Outcome:
         if job.stage is not self.consumes:
             raise InvalidArgumentError(f"Stage {self.name!r} takes no jobs that are {job.stage}")
         try:
@@ -107,28 +138,50 @@ class Stage:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Retry("time-limit")
             return judge(error, f"Stage {self.name!r} of job {job.job_id}")
-        wrong = _what_is_wrong(outcome, job)
+        wrong = _what_is_wrong(outcome, job, self.event)
         if wrong is not None:
             _log.error("The handler of stage %r %s", self.name, wrong)
             return Reject("handler-error")
         return outcome
 
 
-def _what_is_wrong(outcome: object, job: ProcessingJob) -> str | None:
+def _what_is_wrong(outcome: object, job: Job, event: type[StageEvent] | None) -> str | None:
     """What a handler returns travels in messages and rows, so it must be of the kind that may."""
     match outcome:
         case Retry(reason) | Reject(reason):
             if not _is(Word, reason):
                 return "gave a reason that is not a word such as 'malformed'"
-        case Done(info=info, text=text):
-            if info is not None and not _is(INFO_TYPES[job.media_type], msgspec.to_builtins(info)):
+        case Done(info=info, text=text, result=result, facts=facts):
+            if info is not None and not _is(info_type(type(job)), msgspec.to_builtins(info)):
                 return f"returned info that a job of type {job.media_type} cannot have"
             if text is not None and not _is(Text, msgspec.to_builtins(text)):
                 return "returned a text with values that no text has"
+            if not _is_json(result):
+                return f"returned a result that JSON cannot say, a {type(result).__name__}"
+            return _what_is_wrong_with(facts, event)
         case _:
             kind = type(outcome).__name__
             return f"returned a {kind}; it must return Done, Retry or Reject"
     return None
+
+
+def _what_is_wrong_with(facts: Mapping[str, Any], event: type[StageEvent] | None) -> str | None:
+    own = event.facts() if event is not None else ()
+    for name, value in facts.items():
+        if event is None or name not in own:
+            known = f"its event has {', '.join(own)}" if own else "its event has none"
+            return f"returned facts with a name that no event of this stage has: {known}"
+        if not _is(get_type_hints(event, include_extras=True)[name], msgspec.to_builtins(value)):
+            return f"returned a value of {name!r} that {event.__name__} cannot have"
+    return None
+
+
+def _is_json(value: object) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False
+    return True
 
 
 def _is(kind: Any, value: object) -> bool:

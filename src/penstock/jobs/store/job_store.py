@@ -8,10 +8,9 @@ same time are committed together: a sync to disk costs the same for one as for f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import wraps
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -20,10 +19,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.batching import GroupCommit
 from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from penstock.jobs.model.codec import encode_job
-from penstock.jobs.model.job import JobStage, ProcessingJob
+from penstock.jobs.model.job import Job
+from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.stage import Done, Text
-from penstock.jobs.settings import Topics
+from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.records import (
     BEGIN,
     CHANGE,
@@ -38,6 +37,7 @@ from penstock.jobs.store.records import (
     metadata,
     new_row,
     record_of,
+    results,
     standing,
     texts,
 )
@@ -49,21 +49,24 @@ T = TypeVar("T")
 
 
 class ProcessingJobStore:
-    """Jobs and their texts in a database. Enter it to create the tables.
+    """Jobs of a pipeline, their texts and results, in a database. Enter it to create the tables.
 
-    `on_commit` is called after each change that said something, to wake the relay that sends it.
+    `settings` say which pipeline, media jobs unless given, and where its messages go. Pipelines
+    may share a database: none sees jobs of media types that are not its own. `on_commit` is called
+    after each change that said something, to wake the relay that sends it.
     """
 
     def __init__(
         self,
         database: Database,
-        topics: Topics | None = None,
+        settings: JobSettings | None = None,
         *,
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.database = database
         self.outbox = Outbox(database)
-        self._topics = topics or Topics()
+        self._settings = settings or JobSettings()
+        self.pipeline = self._settings.pipeline
         self._on_commit = on_commit
         self._reads = GroupCommit(self._get_many, all_or_none=True)
         self._creating = GroupCommit(self._create_all, all_or_none=True)
@@ -77,12 +80,7 @@ class ProcessingJobStore:
         await self.outbox.create()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._reads.aclose()
         await self._creating.aclose()
         await self._steps.aclose()
@@ -104,15 +102,24 @@ class ProcessingJobStore:
         self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
     ) -> dict[str, JobRecord]:
         """Those that are there; locked, nobody else changes them before the transaction ends."""
-        query = select(jobs).where(jobs.c.job_id.in_(set(job_ids)))
+        ours = jobs.c.media_type.in_([kind.value for kind in self.pipeline.job_types])
+        query = select(jobs).where(jobs.c.job_id.in_(set(job_ids)), ours)
         if lock and connection.dialect.name == "postgresql":
             query = query.order_by(jobs.c.job_id).with_for_update()
-        return {row.job_id: record_of(row) for row in await connection.execute(query)}
+        found = await connection.execute(query)
+        return {row.job_id: record_of(self.pipeline, row) for row in found}
 
     async def text(self, job_id: str) -> Text | None:
         async with self.database.transaction(reading=True) as connection:
             found = await connection.scalar(select(texts.c.text).where(texts.c.job_id == job_id))
         return msgspec.json.decode(found, type=Text) if found is not None else None
+
+    async def result(self, job_id: str, stage: str) -> Any:
+        """What a handler of that stage returned as its result; None when there is none."""
+        query = select(results.c.result).where(results.c.job_id == job_id, results.c.stage == stage)
+        async with self.database.transaction(reading=True) as connection:
+            found = await connection.scalar(query)
+        return None if found is None else msgspec.json.decode(found)
 
     # Changing.
 
@@ -141,22 +148,24 @@ class ProcessingJobStore:
             [new_row(one) for one in new],
         )
         kept = await self.find(connection, [one.job.job_id for one in new])
-        answers = [created(one, kept[one.job.job_id]) for one in new]
+        answers = [created(one, kept.get(one.job.job_id)) for one in new]
         made = [a[0] for a in answers if not isinstance(a, AlreadyExistsError) and a[1]]
-        await self._say_stages(connection, made)
+        said = [one for record in made for one in of_stage(self._settings, record)]
+        await say(self.outbox, connection, said)
         return answers
 
     async def step(self, step: Step) -> JobRecord | None:
         """Take a step and say so; None when the job is no longer where the step begins."""
         return await self._steps.do(step)
 
-    async def advance(self, job: ProcessingJob, to: JobStage, done: Done) -> JobRecord | None:
-        """The job goes on to `to`; None when it is no longer where it was."""
-        return await self.step(Step(job=job, to=to, done=done))
+    async def advance(self, job: Job, to: JobStage, done: Done, by: str = "") -> JobRecord | None:
+        """The job goes on to `to`; None when it is no longer where it was. `by`: the stage that
+        did the work, under whose name its result is kept."""
+        return await self.step(Step(job=job, to=to, done=done, by=by))
 
     async def fail(
         self,
-        job: ProcessingJob,
+        job: Job,
         reason: str,
         attempts: int,
         *,
@@ -184,7 +193,7 @@ class ProcessingJobStore:
         """Take steps, in the transaction of `connection`; None where a job is no longer where
         its step begins."""
         for step in steps:
-            if not step.job.stage.may_become(step.to):
+            if not self.pipeline.may_become(step.job.stage, step.to):
                 raise InvalidArgumentError(
                     f"Job {step.job.job_id} is {step.job.stage} and cannot become {step.to}"
                 )
@@ -197,20 +206,21 @@ class ProcessingJobStore:
             if record is None or (record.job.run, record.job.stage) != at:
                 answers.append(None)
                 continue
-            changed = kept[step.job.job_id] = after(record, step)
+            changed = kept[step.job.job_id] = after(self.pipeline, record, step)
             taken.append((step, changed))
             answers.append(changed)
         if taken:
             await connection.execute(CHANGE, [changed_row(record) for _, record in taken])
             await self._keep_texts(connection, [step for step, _ in taken])
-            await self._say_stages(connection, [record for _, record in taken])
-            dead = [Said(*step.dead_letter) for step, _ in taken if step.dead_letter]
-            await say(self.outbox, connection, dead)
+            await self._keep_results(connection, [step for step, _ in taken])
+            await say(self.outbox, connection, self._said(taken))
         return answers
 
-    async def _say_stages(self, connection: AsyncConnection, records: Sequence[JobRecord]) -> None:
-        said = [one for record in records for one in of_stage(record, self._topics)]
-        await say(self.outbox, connection, said)
+    def _said(self, taken: Sequence[tuple[Step, JobRecord]]) -> Iterator[Said]:
+        for step, record in taken:
+            yield from of_stage(self._settings, record, step.done.facts)
+            if step.dead_letter is not None:
+                yield Said(*step.dead_letter)
 
     async def _keep_texts(self, connection: AsyncConnection, taken: Sequence[Step]) -> None:
         changed = [step for step in taken if step.done.text or step.to is JobStage.QUEUED]
@@ -230,6 +240,23 @@ class ProcessingJobStore:
         if rows:
             await connection.execute(insert(texts), rows)
 
+    async def _keep_results(self, connection: AsyncConnection, taken: Sequence[Step]) -> None:
+        anew = [step.job.job_id for step in taken if step.to is JobStage.QUEUED]
+        if anew:
+            await connection.execute(delete(results).where(results.c.job_id.in_(anew)))
+        rows = [
+            {
+                "job_id": step.job.job_id,
+                "stage": step.by,
+                "run": step.job.run,
+                "result": msgspec.json.encode(step.done.result),
+            }
+            for step in taken
+            if step.done.result is not None
+        ]
+        if rows:
+            await connection.execute(insert(results), rows)
+
     async def send(self, said: Said) -> None:
         """Say something that is of no job, a dead letter that does not decode for instance."""
         await self._sends.do(said)
@@ -243,53 +270,53 @@ class ProcessingJobStore:
     # Attempts are counted here, not by a broker: one counts what it delivered, whatever became of
     # it, and gives up without telling anybody.
 
-    async def begin(self, job: ProcessingJob) -> JobRecord | None:
+    async def begin(self, job: Job) -> JobRecord | None:
         """Count an attempt at a job if it is due, before it is made; it ends with a step, with
         `try_again` or with `interrupt`, and is `trying` until then. Returns what is kept of it."""
         return await self._begins.do(job)
 
-    async def _begin_each(self, wanted: Sequence[ProcessingJob]) -> Sequence[JobRecord | None]:
+    async def _begin_each(self, wanted: Sequence[Job]) -> Sequence[JobRecord | None]:
         kept = await self.begin_all(wanted)
         return [kept.get(job.job_id) for job in wanted]
 
-    async def begin_all(self, wanted: Sequence[ProcessingJob]) -> dict[str, JobRecord]:
+    async def begin_all(self, wanted: Sequence[Job]) -> dict[str, JobRecord]:
         async with self.database.transaction() as connection:
             kept = await self.find(connection, [job.job_id for job in wanted], lock=True)
             begun = {
                 job.job_id: replace(record, attempts=record.attempts + 1, trying=True)
                 for job in wanted
                 if (record := kept.get(job.job_id)) is not None
-                and standing(job, record) is Standing.DUE
+                and standing(self.pipeline, job, record) is Standing.DUE
             }
             if begun:
                 rows = [{"id": job_id, "begun": one.attempts} for job_id, one in begun.items()]
                 await connection.execute(BEGIN, rows)
         return kept | begun
 
-    async def try_again(self, job: ProcessingJob, seconds: float) -> None:
+    async def try_again(self, job: Job, seconds: float) -> None:
         """The attempt failed, and the job is sent again after so long; unless it has gone on, or
         somebody else has ended the attempt."""
         await self._retries.do((job, seconds))
 
-    async def _try_again_all(self, wanted: Sequence[tuple[ProcessingJob, float]]) -> Sequence[None]:
+    async def _try_again_all(self, wanted: Sequence[tuple[Job, float]]) -> Sequence[None]:
         async with self.database.transaction() as connection:
             kept = await self.find(connection, [job.job_id for job, _ in wanted], lock=True)
             said: dict[str, Said] = {}
             for job, seconds in wanted:
                 record = kept.get(job.job_id)
-                if record is None or standing(job, record) is not Standing.DUE:
+                if record is None or standing(self.pipeline, job, record) is not Standing.DUE:
                     continue
                 if record.trying:
                     ended = replace(record, trying=False, version=record.version + 1)
                     kept[job.job_id] = ended
-                    said[job.job_id] = again(ended, self._topics, seconds)
+                    said[job.job_id] = again(self._settings, ended, seconds)
             if said:
                 await connection.execute(CHANGE, [changed_row(kept[job_id]) for job_id in said])
                 await say(self.outbox, connection, said.values())
         self._on_commit()
         return [None] * len(wanted)
 
-    async def interrupt(self, job: ProcessingJob) -> None:
+    async def interrupt(self, job: Job) -> None:
         """The attempt was stopped by us, so it does not count; whoever has the job's message
         brings it back."""
         async with self.database.transaction() as connection:
@@ -304,29 +331,30 @@ class ProcessingJobStore:
                 .values(trying=False, attempts=jobs.c.attempts - 1)
             )
 
-    async def send_again(self, job: ProcessingJob) -> None:
-        """Let the job be tried now: its message goes at once if it is still to be sent, else it is
-        sent once more, because it may have been lost by an operator's hand."""
+    async def send_again(self, job: Job) -> None:
+        """Let the job be tried now, unless it is: its message goes at once if it is still to be
+        sent, else it is sent once more, because it may have been lost by an operator's hand."""
         async with self.database.transaction() as connection:
             record = (await self.find(connection, [job.job_id], lock=True)).get(job.job_id)
-            if record is None or standing(job, record) is not Standing.DUE:
+            if record is None or record.trying:
                 return
-            topic = self._topics.of(job.media_type)
+            if standing(self.pipeline, job, record) is not Standing.DUE:
+                return
+            topic = self._settings.topics.of(job.media_type)
+            encode_job = self.pipeline.codec.encode_job
             for draft in (encode_job(record.job), encode_job(record.job, record.version)):
                 if await self.outbox.hasten(connection, topic, str(draft.message_id)):
                     break
             else:
                 once_more = replace(record, version=record.version + 1)
                 await connection.execute(CHANGE, [changed_row(once_more)])
-                await say(self.outbox, connection, [again(once_more, self._topics, 0.0)])
+                await say(self.outbox, connection, [again(self._settings, once_more, 0.0)])
         self._on_commit()
 
 
 def idempotent(
     store: ProcessingJobStore,
-) -> Callable[
-    [Callable[[ProcessingJob], Awaitable[T]]], Callable[[ProcessingJob], Awaitable[T | None]]
-]:
+) -> Callable[[Callable[[Job], Awaitable[T]]], Callable[[Job], Awaitable[T | None]]]:
     """Call a handler only for jobs that are still where their message says they are.
 
     A message that comes again after its effect was stored, or about a run that is over, is
@@ -335,14 +363,15 @@ def idempotent(
     """
 
     def wrap(
-        handler: Callable[[ProcessingJob], Awaitable[T]],
-    ) -> Callable[[ProcessingJob], Awaitable[T | None]]:
+        handler: Callable[[Job], Awaitable[T]],
+    ) -> Callable[[Job], Awaitable[T | None]]:
         @wraps(handler)
-        async def guarded(job: ProcessingJob) -> T | None:
+        async def guarded(job: Job) -> T | None:
             record = await store.get(job.job_id)
             if record is None:
                 raise NotFoundError(f"Job {job.job_id} is not in the store; is this its database?")
-            return await handler(job) if standing(job, record) is Standing.DUE else None
+            due = standing(store.pipeline, job, record) is Standing.DUE
+            return await handler(job) if due else None
 
         return guarded
 

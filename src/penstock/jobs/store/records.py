@@ -25,22 +25,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Row
 
-from penstock.errors import AlreadyExistsError
-from penstock.jobs.model.job import (
-    JOB_TYPES,
-    JobCancelled,
-    JobEvent,
-    JobFailed,
-    JobQueued,
-    JobStage,
-    MediaType,
-    MetadataReady,
-    ProcessingJob,
-    TranscriptComplete,
-    YouTubeJob,
-    at_stage,
-    now,
-)
+from penstock.errors import AlreadyExistsError, FailedPreconditionError
+from penstock.jobs.model.job import Job, info_of, now, own_fields
+from penstock.jobs.model.names import JobStage, MediaType
+from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.stage import Done
 from penstock.message import Draft
 
@@ -56,7 +44,7 @@ jobs = Table(
     Column("media_type", String(16), nullable=False),
     Column("media_id", String(36), nullable=False),
     Column("source", Text, nullable=False),
-    Column("video_id", String(11)),
+    Column("fields", LargeBinary),
     Column("stage", String(24), nullable=False),
     Column("previous", String(24)),
     Column("run", Integer, nullable=False),
@@ -76,6 +64,15 @@ jobs = Table(
     Column("updated_us", BigInteger, nullable=False),
 )
 
+results = Table(
+    "penstock_results",
+    metadata,
+    Column("job_id", String(36), primary_key=True),
+    Column("stage", String(48), primary_key=True),
+    Column("run", Integer, nullable=False),
+    Column("result", LargeBinary, nullable=False),
+)
+
 texts = Table(
     "penstock_texts",
     metadata,
@@ -90,7 +87,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     were sent again. `attempts`: those begun at this stage; `trying`: whether the last has not
     ended."""
 
-    job: ProcessingJob
+    job: Job
     source: str
     version: int
     updated_at: datetime
@@ -104,40 +101,6 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     request: str | None = None
     trying: bool = False
 
-    def event(self) -> JobEvent:
-        """What to tell the world of its present stage; always the same for the same stage."""
-        job = self.job
-        common: dict[str, Any] = {
-            "job_id": job.job_id,
-            "user_id": job.user_id,
-            "media_type": job.media_type,
-            "run": job.run,
-            "at": self.updated_at,
-            "previous": self.previous,
-            "correlation_id": job.correlation_id,
-            "traceparent": job.traceparent,
-        }
-        match job.stage:
-            case JobStage.QUEUED:
-                return JobQueued(**common)
-            case JobStage.METADATA_READY:
-                return MetadataReady(
-                    **common,
-                    duration=getattr(job.info, "duration", None),
-                    size=getattr(job.info, "size", None),
-                )
-            case JobStage.TRANSCRIPT_COMPLETE:
-                return TranscriptComplete(
-                    **common,
-                    language=self.language,
-                    segments=self.segments,
-                    characters=self.characters,
-                )
-            case JobStage.FAILED:
-                return JobFailed(**common, reason=self.reason or "unknown", attempts=self.attempts)
-            case JobStage.CANCELLED:
-                return JobCancelled(**common)
-
 
 class Standing(Enum):
     """How a message about a job stands to what is kept of it."""
@@ -150,7 +113,7 @@ class Standing(Enum):
     UNKNOWN = "unknown"
 
 
-def standing(job: ProcessingJob, record: JobRecord | None) -> Standing:
+def standing(pipeline: Pipeline, job: Job, record: JobRecord | None) -> Standing:
     if record is None:
         return Standing.UNKNOWN
     kept = record.job
@@ -158,15 +121,18 @@ def standing(job: ProcessingJob, record: JobRecord | None) -> Standing:
         return Standing.STALE if kept.run >= job.run else Standing.UNKNOWN
     if kept.stage is job.stage:
         return Standing.DUE
-    return Standing.DONE if kept.stage.rank > job.stage.rank else Standing.UNKNOWN
+    gone_on = pipeline.rank(kept.stage) > pipeline.rank(job.stage)
+    return Standing.DONE if gone_on else Standing.UNKNOWN
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A step to be taken: the job goes from the stage it is at to `to`."""
+    """A step to be taken: the job goes from the stage it is at to `to`. `by`: the stage that did
+    the work, under whose name its result is kept."""
 
-    job: ProcessingJob
+    job: Job
     to: JobStage
     done: Done = Done()
+    by: str = ""
     reason: str | None = None
     attempts: int = 0
     dead_letter: tuple[str, Draft] | None = None
@@ -176,7 +142,7 @@ class Step(Struct, frozen=True, kw_only=True):
 class NewJob(Struct, frozen=True, kw_only=True):
     """A job to be kept. `request` is a digest of what was asked for."""
 
-    job: ProcessingJob
+    job: Job
     source: str
     title: str | None = None
     request: str | None = None
@@ -208,7 +174,7 @@ def new_row(new: NewJob) -> dict[str, Any]:
         "media_type": job.media_type.value,
         "media_id": job.media_id,
         "source": new.source,
-        "video_id": job.video_id if isinstance(job, YouTubeJob) else None,
+        "fields": _own_fields(job),
         "stage": job.stage.value,
         "run": job.run,
         "version": 1,
@@ -225,7 +191,19 @@ def new_row(new: NewJob) -> dict[str, Any]:
     }
 
 
-def created(new: NewJob, kept: JobRecord) -> tuple[JobRecord, bool] | AlreadyExistsError:
+def _own_fields(job: Job) -> bytes | None:
+    names = own_fields(type(job))
+    if not names:
+        return None
+    values = msgspec.to_builtins(job)
+    return msgspec.json.encode({name: values[name] for name in names if name in values})
+
+
+def created(new: NewJob, kept: JobRecord | None) -> tuple[JobRecord, bool] | AlreadyExistsError:
+    if kept is None:
+        return AlreadyExistsError(
+            f"Job {new.job.job_id} exists and is of another pipeline; use another key"
+        )
     # A media id is made for each request: it is ours if and only if the row is.
     if kept.job.media_id == new.job.media_id:
         return kept, True
@@ -236,11 +214,11 @@ def created(new: NewJob, kept: JobRecord) -> tuple[JobRecord, bool] | AlreadyExi
     return kept, False
 
 
-def after(record: JobRecord, step: Step) -> JobRecord:
+def after(pipeline: Pipeline, record: JobRecord, step: Step) -> JobRecord:
     """What is kept of a job once a step is taken."""
     done, again = step.done, step.to is JobStage.QUEUED
     changes: dict[str, Any] = {
-        "job": at_stage(record.job, step.to, done.info),
+        "job": pipeline.moved(record.job, step.to, done.info),
         "version": record.version + 1,
         "previous": record.job.stage,
         "updated_at": now(),
@@ -266,7 +244,7 @@ def changed_row(record: JobRecord) -> dict[str, Any]:
         "previous": None if record.previous is None else record.previous.value,
         "run": job.run,
         "version": record.version,
-        "info": None if job.info is None else msgspec.json.encode(job.info),
+        "info": None if (info := info_of(job)) is None else msgspec.json.encode(info),
         "title": record.title,
         "reason": record.reason,
         "attempts": record.attempts,
@@ -279,29 +257,32 @@ def changed_row(record: JobRecord) -> dict[str, Any]:
     return {"id": job.job_id} | {f"new_{name}": value for name, value in values.items()}
 
 
-def record_of(row: Row[Any]) -> JobRecord:
+def record_of(pipeline: Pipeline, row: Row[Any]) -> JobRecord:
     kept = row._mapping
-    kind = JOB_TYPES[MediaType(kept["media_type"])]
+    kind = pipeline.job_types[MediaType(kept["media_type"])]
     fields: dict[str, Any] = {
         "jobId": kept["job_id"],
         "userId": kept["user_id"],
         "mediaType": kept["media_type"],
         "mediaId": kept["media_id"],
         "createdAt": moment(kept["created_us"]),
-        "stage": kept["stage"],
+        "stage": _stage(pipeline, kept["job_id"], kept["stage"]),
         "run": kept["run"],
         "correlationId": kept["correlation_id"],
         "traceparent": kept["traceparent"],
-        "info": msgspec.json.decode(kept["info"]) if kept["info"] else None,
     }
-    if kept["video_id"] is not None:
-        fields["videoId"] = kept["video_id"]
+    if own_fields(kind):
+        # A row of an earlier version has none; they follow from the source.
+        own = kept["fields"]
+        fields |= msgspec.json.decode(own) if own else kind.of_source(kept["source"])[1]
+    if kept["info"]:
+        fields["info"] = msgspec.json.decode(kept["info"])
     return JobRecord(
         job=msgspec.convert(fields, kind),
         source=kept["source"],
         version=kept["version"],
         updated_at=moment(kept["updated_us"]),
-        previous=JobStage(kept["previous"]) if kept["previous"] else None,
+        previous=JobStage.named(kept["previous"]) if kept["previous"] else None,
         title=kept["title"],
         reason=kept["reason"],
         attempts=kept["attempts"],
@@ -311,6 +292,17 @@ def record_of(row: Row[Any]) -> JobRecord:
         request=kept["request"],
         trying=kept["trying"],
     )
+
+
+def _stage(pipeline: Pipeline, job_id: str, name: str) -> JobStage:
+    """Of a job that another program may have taken further than this one knows of."""
+    known = (*pipeline.order, JobStage.FAILED, JobStage.CANCELLED)
+    if name not in known:
+        raise FailedPreconditionError(
+            f"Job {job_id} is {name}, and pipeline {pipeline.name!r} has no such stage; run this "
+            "process with the pipeline that has"
+        )
+    return JobStage(name)
 
 
 def micros(moment: datetime) -> int:

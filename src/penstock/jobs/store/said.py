@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.jobs.model.codec import encode_event, encode_job
-from penstock.jobs.settings import Topics
+from penstock.jobs.model.event import StageEvent
+from penstock.jobs.model.job import info_of
+from penstock.jobs.model.names import JobStage
+from penstock.jobs.pipeline.declaration import Pipeline
+from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.records import JobRecord
 from penstock.message import Draft
 from penstock.transactional import Outbox
@@ -23,20 +28,61 @@ class Said(Struct, frozen=True):
     after: float = 0.0
 
 
-def of_stage(record: JobRecord, topics: Topics) -> list[Said]:
+def event_of(
+    pipeline: Pipeline, record: JobRecord, facts: Mapping[str, Any] | None = None
+) -> StageEvent:
+    """What there is to tell of a job's present stage. `facts`: what a handler said besides what is
+    known of the job's info and text."""
+    job = record.job
+    kind = pipeline.event_types[job.stage]
+    known = _known_of(record) | dict(facts or {})
+    own = {name: known[name] for name in kind.facts() if known.get(name) is not None}
+    return kind(
+        job_id=job.job_id,
+        user_id=job.user_id,
+        media_type=job.media_type,
+        run=job.run,
+        at=record.updated_at,
+        previous=record.previous,
+        correlation_id=job.correlation_id,
+        traceparent=job.traceparent,
+        **own,
+    )
+
+
+def _known_of(record: JobRecord) -> dict[str, Any]:
+    info = info_of(record.job)
+    known: dict[str, Any] = {} if info is None else msgspec.structs.asdict(info)
+    if record.language is not None or record.segments:
+        known |= {
+            "language": record.language,
+            "segments": record.segments,
+            "characters": record.characters,
+        }
+    if record.job.stage is JobStage.FAILED:
+        known |= {"reason": record.reason or "unknown", "attempts": record.attempts}
+    return known
+
+
+def of_stage(
+    settings: JobSettings, record: JobRecord, facts: Mapping[str, Any] | None = None
+) -> list[Said]:
     """What a job says when it has reached its stage: an event, and work for the next stage if
     there is one."""
-    said = [Said(topics.events, encode_event(record.event()))]
-    if not record.job.stage.terminal:
-        said.append(Said(topics.of(record.job.media_type), encode_job(record.job)))
+    pipeline = settings.pipeline
+    event = event_of(pipeline, record, facts)
+    said = [Said(settings.topics.events, pipeline.codec.encode_event(event))]
+    if not pipeline.is_end(record.job.stage):
+        topic = settings.topics.of(record.job.media_type)
+        said.append(Said(topic, pipeline.codec.encode_job(record.job)))
     return said
 
 
-def again(record: JobRecord, topics: Topics, after: float) -> Said:
+def again(settings: JobSettings, record: JobRecord, after: float) -> Said:
     """The job's message once more. The number is the record's, so that whoever sends it, a person
     or a runner, no two of them are the same message."""
-    topic = topics.of(record.job.media_type)
-    return Said(topic, encode_job(record.job, record.version), after)
+    topic = settings.topics.of(record.job.media_type)
+    return Said(topic, settings.pipeline.codec.encode_job(record.job, record.version), after)
 
 
 async def say(outbox: Outbox, connection: AsyncConnection, messages: Iterable[Said]) -> None:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self
 
 from penstock.batching import GroupCommit
@@ -17,11 +16,12 @@ from penstock.broker import Log
 from penstock.errors import AlreadyExistsError, PenstockError
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.subscriber import Subscriber
-from penstock.jobs.model.codec import InvalidMessageError, decode_event
-from penstock.jobs.model.job import JobEvent
+from penstock.jobs.model.codec import InvalidMessageError
+from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.stage import Done
-from penstock.jobs.views.memory import JobView, Views
+from penstock.jobs.views.view import JobView, Views
 from penstock.message import Record
+from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff
 from penstock.rules.window import FlowControl
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("penstock.jobs")
 _WATCHER_BUFFER = 1000
 # Seconds between looks at the event topic: what a live page is behind at most, or nearly.
 _POLL = 0.1
-_TROUBLE = Backoff(initial=0.5, maximum=10.0)
+_TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=lambda _: True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +55,13 @@ class Projection:
         self._views = views
         self._subscription = subscription
         self._topic = client.settings.topics.events
+        self.pipeline = client.settings.pipeline
+        self._decode = self.pipeline.codec.decode_event
         self._watchers: set[Watcher] = set()
         self._next = 1
         self._caught_up = asyncio.get_running_loop().time()
         self._following: asyncio.Task[None] | None = None
-        self._subscriber: Subscriber[JobEvent] | None = None
+        self._subscriber: Subscriber[StageEvent] | None = None
         self._taking = GroupCommit(self._take_all, all_or_none=True)
 
     async def __aenter__(self) -> Self:
@@ -75,12 +77,7 @@ class Projection:
         self._following = asyncio.get_running_loop().create_task(self._follow(log))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for watcher in list(self._watchers):
             watcher.end()
         if self._following is not None:
@@ -104,15 +101,19 @@ class Projection:
         return Watcher(self._watchers, user_id, job_id)
 
     async def _follow(self, log: Log) -> None:
-        failures = 0
+        failures = Failures(_TROUBLE)
         while True:
+            pause = _POLL
             try:
                 await self._catch_up(log)
-                failures = 0
+                failures.clear()
             except PenstockError as error:
-                failures += 1
-                _log.warning("The read model cannot follow %r: %s", self._topic, error)
-            await asyncio.sleep(_POLL if not failures else _TROUBLE.delay(failures))
+                pause = failures.pause_after(error, asyncio.get_running_loop().time()) or _POLL
+                _log.warning(
+                    "The read model cannot follow topic %r; trying again in %.1f s: %s",
+                    *(self._topic, pause, error),
+                )
+            await asyncio.sleep(pause)
 
     async def _catch_up(self, log: Log) -> int:
         """Take in what the topic holds and we have not seen; returns how many messages."""
@@ -132,14 +133,14 @@ class Projection:
         events = []
         for record in records:
             try:
-                events.append(decode_event(record.data, record.attributes))
+                events.append(self._decode(record.data, record.attributes))
             except InvalidMessageError as error:
                 _log.warning(
                     "Message %d of %r is no event: %s", record.sequence, self._topic, error.reason
                 )
         await self._take_all(events)
 
-    async def _take_all(self, events: Sequence[JobEvent]) -> Sequence[Done]:
+    async def _take_all(self, events: Sequence[StageEvent]) -> Sequence[Done]:
         changed = list(await self._views.apply(events))
         if self._watchers:
             # What another process was faster to write is news to our watchers all the same.
@@ -165,7 +166,7 @@ class Projection:
             await handle.seek(datetime.fromtimestamp(0, UTC))
         self._subscriber = Subscriber(
             handle,
-            decode_event,
+            self._decode,
             self._take,
             self._client.observer,
             name="projection",
@@ -174,7 +175,7 @@ class Projection:
         )
         await self._subscriber.__aenter__()
 
-    async def _take(self, event: JobEvent, _attempt: int) -> Done:
+    async def _take(self, event: StageEvent, _attempt: int) -> Done:
         return await self._taking.do(event)
 
 

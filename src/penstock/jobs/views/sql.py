@@ -4,7 +4,7 @@ nothing."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import msgspec
 from sqlalchemy import (
@@ -23,8 +23,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.jobs.model.job import JobEvent, JobStage, MediaType
-from penstock.jobs.views.memory import MAX_PAGE, JobView, cursor_of, read_cursor, seen
+from penstock.errors import FailedPreconditionError
+from penstock.jobs.model.event import StageEvent
+from penstock.jobs.pipeline.declaration import Pipeline
+from penstock.jobs.pipeline.media import MEDIA
+from penstock.jobs.views.view import JobView, Listing, Wanted, cursor_of, seen
 from penstock.transactional import Database, insert_into
 
 sql_metadata = MetaData()
@@ -56,10 +59,12 @@ _CHANGE_VIEW = (
 
 
 class SqlJobViews:
-    """Rows of views. Enter it to create the tables."""
+    """Rows of views, of the media types of one pipeline. Enter it to create the tables."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, pipeline: Pipeline = MEDIA) -> None:
         self._database = database
+        self._pipeline = pipeline
+        self._ours = sql_views.c.media_type.in_([kind.value for kind in pipeline.job_types])
 
     async def __aenter__(self) -> Self:
         await self._database.create_tables(sql_metadata)
@@ -68,7 +73,7 @@ class SqlJobViews:
     async def __aexit__(self, *_: object) -> None:
         """Nothing to end; the database is its owner's."""
 
-    async def apply(self, events: Sequence[JobEvent]) -> Sequence[JobView]:
+    async def apply(self, events: Sequence[StageEvent]) -> Sequence[JobView]:
         if not events:
             return []
         async with self._database.transaction() as connection:
@@ -76,7 +81,7 @@ class SqlJobViews:
             changed: dict[str, JobView] = {}
             history = []
             for event in events:
-                view = seen(known.get(event.job_id), event)
+                view = seen(self._pipeline, known.get(event.job_id), event)
                 if view is not None:
                     known[event.job_id] = changed[event.job_id] = view
                     history.append(view)
@@ -85,7 +90,7 @@ class SqlJobViews:
         return history
 
     async def _locked(
-        self, connection: AsyncConnection, events: Sequence[JobEvent]
+        self, connection: AsyncConnection, events: Sequence[StageEvent]
     ) -> dict[str, JobView]:
         """The views of the jobs that events are about. New ones get a row first, without a view:
         then there is one to lock, and of two processes the second sees what the first made."""
@@ -112,7 +117,7 @@ class SqlJobViews:
         if connection.dialect.name == "postgresql":
             query = query.with_for_update()
         rows = (await connection.execute(query)).all()
-        return {i: msgspec.json.decode(view, type=JobView) for i, view in rows if view}
+        return {i: _view(view) for i, view in rows if view}
 
     async def position(self, topic: str) -> int:
         """The last event of a topic that was taken in, by its sequence; 0 when none was."""
@@ -133,39 +138,42 @@ class SqlJobViews:
 
     async def get(self, job_id: str) -> JobView | None:
         async with self._database.transaction(reading=True) as connection:
-            found = await connection.scalar(
-                select(sql_views.c.view).where(sql_views.c.job_id == job_id)
-            )
-        return None if found is None else msgspec.json.decode(found, type=JobView)
+            query = select(sql_views.c.view).where(sql_views.c.job_id == job_id, self._ours)
+            found = await connection.scalar(query)
+        return _view(found) if found else None
 
     async def count(self) -> int:
         async with self._database.transaction(reading=True) as connection:
-            return int(await connection.scalar(select(func.count()).select_from(sql_views)) or 0)
+            query = select(func.count()).select_from(sql_views).where(self._ours)
+            return int(await connection.scalar(query) or 0)
 
-    async def list(
-        self,
-        *,
-        user_id: str | None = None,
-        stage: JobStage | None = None,
-        media_type: MediaType | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> tuple[Sequence[JobView], str | None]:
-        limit = max(1, min(limit, MAX_PAGE))
+    async def list(self, **wanted: Unpack[Wanted]) -> tuple[Sequence[JobView], str | None]:
+        listing = Listing(**wanted)
         c = sql_views.c
-        query = select(c.view).order_by(c.queued_us.desc(), c.job_id.desc()).limit(limit + 1)
-        if user_id is not None:
-            query = query.where(c.user_id == user_id)
-        if stage is not None:
-            query = query.where(c.stage == stage.value)
-        if media_type is not None:
-            query = query.where(c.media_type == media_type.value)
-        if cursor is not None:
-            query = query.where(tuple_(c.queued_us, c.job_id) < read_cursor(cursor))
+        newest = select(c.view).order_by(c.queued_us.desc(), c.job_id.desc())
+        query = newest.where(self._ours).limit(listing.most + 1)
+        if listing.user_id is not None:
+            query = query.where(c.user_id == listing.user_id)
+        if listing.stage is not None:
+            query = query.where(c.stage == listing.stage.value)
+        if listing.media_type is not None:
+            query = query.where(c.media_type == listing.media_type.value)
+        if listing.before is not None:
+            query = query.where(tuple_(c.queued_us, c.job_id) < listing.before)
         async with self._database.transaction(reading=True) as connection:
             rows = (await connection.scalars(query)).all()
-        page = [msgspec.json.decode(row, type=JobView) for row in rows[:limit]]
-        return page, cursor_of(page[-1]) if len(rows) > limit else None
+        page = [_view(row) for row in rows[: listing.most]]
+        return page, cursor_of(page[-1]) if len(rows) > listing.most else None
+
+
+def _view(data: bytes) -> JobView:
+    try:
+        return msgspec.json.decode(data, type=JobView)
+    except msgspec.ValidationError:
+        raise FailedPreconditionError(
+            "A job is at a stage that this process does not know; run it with the pipeline that "
+            "has this stage"
+        ) from None
 
 
 def _row(view: JobView) -> dict[str, Any]:

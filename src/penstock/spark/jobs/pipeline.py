@@ -1,9 +1,8 @@
-"""The stages of media jobs as Structured Streaming queries, each with a checkpoint of its own.
+"""The stages of a pipeline as Structured Streaming queries, each with a checkpoint of its own.
 
-    job-processing ─▶ metadata       ─▶ store and outbox
-    job-processing ─▶ transcription  ─▶ store and outbox
-    job-events     ─▶ projection     ─▶ read model, history
-    outbox         ─▶ relay          ─▶ job-processing, job-events
+    job-processing ─▶ each stage   ─▶ store and outbox
+    job-events     ─▶ projection   ─▶ read model, history
+    outbox         ─▶ relay        ─▶ job-processing, job-events
 
 The stages are those that the asyncio worker runs, and the relay is the same, in a thread of the
 driver. A batch that is run again finds in the store what was done.
@@ -20,12 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
+from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings
+from penstock.retrying import Failures, Persistence
+from penstock.rules.backoff import Backoff
 from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.progress import report
 from penstock.spark.jobs.projection import Project
-from penstock.spark.jobs.stage_task import HANDLERS, INPUT, OUTPUT, StageTask, stage_factories
+from penstock.spark.jobs.stage_task import INPUT, OUTPUT, StageTask
 from penstock.spark.session.starting import activate
 
 if TYPE_CHECKING:
@@ -35,52 +38,66 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark")
 
-STAGES = ("metadata", "transcription")
-PROJECTION = "projection"
-ALL = (*STAGES, PROJECTION)
 _LOOK = 0.1
-_MOST_RESTARTS_IN_A_ROW = 20
+_RESTARTING = Persistence(
+    backoff=Backoff(initial=0.5, maximum=30.0), attempts=21, worth_it=lambda _: True
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
     """`checkpoints`: a folder that the driver and all executors see; each query has its own in it.
-    `history`: where events go as Parquet, if anywhere. `trigger`: seconds between batches.
-    `batch`: messages that a stage looks at in one of them. `partition`: of those, how many one
-    task works on. `drain`: seconds a batch gets to end when the pipeline is stopped."""
+    `history`: where events go as Parquet, if anywhere. `pipeline`: where the tasks find it, as
+    `module:NAME`. `stages`: the names of those to run, and `projection`; all unless given.
+    `trigger`: seconds between batches. `batch`: messages that a stage looks at in one of them.
+    `partition`: of those, how many one task works on. `drain`: seconds a batch gets to end when
+    the pipeline is stopped."""
 
     checkpoints: str
     history: str | None = None
-    stages: Sequence[str] = ALL
-    handlers: str = HANDLERS
+    pipeline: str = MEDIA_REFERENCE
+    stages: Sequence[str] | None = None
     trigger: float = 0.5
     batch: int = 2000
     partition: int = 50
     drain: float = 60.0
 
     def __post_init__(self) -> None:
-        unknown = set(self.stages) - set(ALL)
-        if unknown or not self.stages:
-            raise InvalidArgumentError(
-                f"Stages are {', '.join(ALL)}, not {', '.join(sorted(unknown)) or 'none'}"
-            )
         for name in ("batch", "partition"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(f"{name} must be at least 1")
 
 
-class Pipeline:
+def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ...]:
+    """The names of the queries to run; an error when they cannot be run like that."""
+    if settings.url.startswith("memory:"):
+        raise InvalidArgumentError(
+            "Spark runs in processes of its own, which cannot see memory://; use local://DIR or "
+            "nats://…"
+        )
+    pipeline = pipeline_of(options.pipeline)
+    if pipeline is not settings.pipeline:
+        raise InvalidArgumentError(
+            f"The settings are for pipeline {settings.pipeline.name!r}, and {options.pipeline} is "
+            f"{pipeline.name!r}; load them with load_settings(pipeline={options.pipeline!r})"
+        )
+    every = (*(stage.name for stage in pipeline.stages), PROJECTION)
+    chosen = every if options.stages is None else tuple(options.stages)
+    unknown = set(chosen) - set(every)
+    if unknown or not chosen:
+        raise InvalidArgumentError(
+            f"Stages are {', '.join(every)}, not {', '.join(sorted(unknown)) or 'none'}"
+        )
+    return chosen
+
+
+class SparkPipeline:
     """The queries of a pipeline on one session."""
 
     def __init__(
         self, spark: SparkSession, settings: JobSettings, options: PipelineOptions
     ) -> None:
-        if settings.url.startswith("memory:"):
-            raise InvalidArgumentError(
-                "Spark runs in processes of its own, which cannot see memory://; use local://DIR "
-                "or nats://…"
-            )
-        stage_factories(options.handlers)
+        self._queries = queries_of(settings, options)
         self._spark = spark
         self._settings = settings
         self._options = options
@@ -95,9 +112,9 @@ class Pipeline:
         after a longer pause."""
         activate(self._spark)
         with ExitStack() as stack:
-            if set(self._options.stages) & set(STAGES):
+            if set(self._queries) != {PROJECTION}:
                 stack.enter_context(DriverRelay(self._settings))
-            queries = {name: _Kept(self, name) for name in self._options.stages}
+            queries = {name: _Kept(self, name) for name in self._queries}
             try:
                 while not self._stopping.is_set():
                     for query in queries.values():
@@ -112,7 +129,7 @@ class Pipeline:
         later stays in the outbox, for whoever runs next."""
         activate(self._spark)
         with DriverRelay(self._settings) as relay:
-            for name in self._options.stages:
+            for name in self._queries:
                 query = self.start(name, once=True)
                 while not query.awaitTermination(1):
                     report(name, query)
@@ -136,10 +153,11 @@ class Pipeline:
         return writer.trigger(processingTime=f"{milliseconds} milliseconds").start()
 
     def _stage(self, name: str) -> DataStreamWriter:
-        task = StageTask(self._settings, name, self._options.handlers)
+        settings = self._settings.stages.of(self._settings.pipeline.stage(name))
+        task = StageTask(self._settings.to_json(), self._options.pipeline, name)
         jobs = self._read(
             topics=",".join(self._settings.topics.work),
-            filter=task.stage_settings.filter,
+            filter=settings.filter,
             maxRecordsPerPartition=str(self._options.partition),
         )
         return jobs.select(*INPUT).mapInArrow(task, OUTPUT).writeStream.format("noop")
@@ -149,7 +167,8 @@ class Pipeline:
         if history is not None and "://" not in history:
             history = str(Path(history).absolute())
         events = self._read(topics=self._settings.topics.events)
-        return events.writeStream.foreachBatch(Project(self._settings.database, history))
+        project = Project(self._settings.database, self._options.pipeline, history)
+        return events.writeStream.foreachBatch(project)
 
     def _read(self, **options: Any) -> DataFrame:
         return (
@@ -165,17 +184,17 @@ class Pipeline:
 class _Kept:
     """A query that is kept running."""
 
-    def __init__(self, pipeline: Pipeline, name: str) -> None:
+    def __init__(self, pipeline: SparkPipeline, name: str) -> None:
         self._pipeline = pipeline
         self._name = name
-        self._failures = 0
+        self._failures = Failures(_RESTARTING)
         self._not_before = 0.0
         self._query = pipeline.start(name)
 
     def look(self) -> None:
         if self._query.isActive:
             if report(self._name, self._query):
-                self._failures = 0
+                self._failures.clear()
             return
         if self._not_before == 0.0:
             self._failed()
@@ -184,14 +203,14 @@ class _Kept:
             self._query = self._pipeline.start(self._name)
 
     def _failed(self) -> None:
-        self._failures += 1
-        error = self._query.exception()
-        if self._failures > _MOST_RESTARTS_IN_A_ROW and error is not None:
+        error = self._query.exception() or UnavailableError(f"Query {self._name} ended")
+        now = time.monotonic()
+        pause = self._failures.pause_after(error, now, lambda: 1.0)
+        if pause is None:
             raise error
-        pause = min(30.0, 0.5 * 2 ** (self._failures - 1))
-        self._not_before = time.monotonic() + pause
+        self._not_before = now + pause
         reason = str(error).partition("\n")[0][:300]
-        _log.error("%s failed and starts again in %.1f s: %s", self._name, pause, reason)
+        _log.error("Query %s failed and starts again in %.1f s: %s", self._name, pause, reason)
 
     def end(self, drain: float) -> None:
         """Stopping a query ends its tasks; so wait for a moment between two batches."""

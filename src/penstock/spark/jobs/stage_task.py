@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, TypeVar
 
-import msgspec
 import pyarrow as pa
 
-from penstock.errors import InvalidArgumentError
 from penstock.jobs.messaging.dead_letters import Incoming
-from penstock.jobs.model.job import ProcessingJob
-from penstock.jobs.pipeline.media import media_tools
+from penstock.jobs.model.job import Job
+from penstock.jobs.pipeline.declaration import pipeline_of
 from penstock.jobs.pipeline.processing import Processing
-from penstock.jobs.pipeline.stage import Stage
-from penstock.jobs.settings import JobSettings, StageSettings
+from penstock.jobs.pipeline.stage_settings import StageSettings
+from penstock.jobs.settings import settings_from_json
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import LoggingObserver, Observers
 from penstock.transactional import Database
@@ -32,68 +29,57 @@ from penstock.transactional import Database
 _OBSERVER = Observers(LoggingObserver())
 T = TypeVar("T")
 
-HANDLERS = "penstock.jobs.pipeline.media:STAGES"
-"""Where stages come from: a module and a mapping in it from names to factories, which take the
-settings and the media tools."""
-
 INPUT = ("topic", "message_id", "attributes", "data")
 OUTPUT = "messages long"
 
 
 @dataclass(frozen=True)
 class StageTask:
-    """What a task needs to run a stage; it travels with the task."""
+    """What a task needs to run a stage; it travels with the task. `pipeline`: where it is found,
+    as `module:NAME`."""
 
-    settings: JobSettings
+    settings: bytes
+    pipeline: str
     stage: str
-    handlers: str = HANDLERS
-
-    @property
-    def stage_settings(self) -> StageSettings:
-        found: StageSettings = getattr(self.settings.stages, self.stage)
-        return found
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        runner = runner_of(self.settings, self.handlers)
+        runner = runner_of(self.settings, self.pipeline)
         for batch in batches:
             columns = [batch.column(name).to_pylist() for name in INPUT]
             messages = [
                 Incoming(topic, message_id, dict(attributes), data)
                 for topic, message_id, attributes, data in zip(*columns, strict=True)
             ]
-            runner.run(self, messages)
+            runner.run(self.stage, messages)
             yield pa.RecordBatch.from_pydict({"messages": [len(messages)]})
 
 
 class Runner:
     """Stages and what they need, for the tasks of this process."""
 
-    def __init__(self, settings: JobSettings, handlers: str) -> None:
-        self._settings = settings
+    def __init__(self, settings: bytes, pipeline: str) -> None:
+        self._settings = settings_from_json(settings, pipeline_of(pipeline))
         self._loop = asyncio.new_event_loop()
         # It ends with the process: Spark ends its workers without telling them.
         threading.Thread(target=self._loop.run_forever, name="penstock", daemon=True).start()
         self._stack = AsyncExitStack()
-        self._store, self._stages = self._wait(self._open(handlers))
+        self._store, self._tools = self._wait(self._open())
 
-    def run(self, task: StageTask, messages: Sequence[Incoming]) -> None:
+    def run(self, name: str, messages: Sequence[Incoming]) -> None:
         """Deal with a batch. When this raises, some of it may be dealt with: run it again."""
-        settings = task.stage_settings
-        stage = self._stages[task.stage]
-        self._wait(
-            self._run(Processing(stage, settings, self._store, _OBSERVER), settings, messages)
-        )
+        stage = self._settings.pipeline.stage(name)
+        settings = self._settings.stages.of(stage)
+        processing = Processing(stage.using(self._tools), settings, self._store, _OBSERVER)
+        self._wait(self._run(processing, settings, messages))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _open(self, handlers: str) -> tuple[ProcessingJobStore, dict[str, Stage]]:
+    async def _open(self) -> tuple[ProcessingJobStore, Any]:
         enter = self._stack.enter_async_context
         database = await enter(Database(self._settings.database))
-        store = await enter(ProcessingJobStore(database, self._settings.topics))
-        tools = await enter(media_tools(self._settings.media, store))
-        factories = stage_factories(handlers)
-        return store, {name: make(self._settings, tools) for name, make in factories.items()}
+        store = await enter(ProcessingJobStore(database, self._settings))
+        return store, await enter(self._settings.pipeline.tools(self._settings, store))
 
     async def _run(
         self, processing: Processing, settings: StageSettings, messages: Sequence[Incoming]
@@ -106,7 +92,7 @@ class Runner:
         records = await self._store.begin_all([job for _, job in plain])
         room = asyncio.Semaphore(settings.concurrency)
 
-        async def attempt(message: Incoming, job: ProcessingJob) -> None:
+        async def attempt(message: Incoming, job: Job) -> None:
             async with room:
                 await processing.attempt(message, job, records.get(job.job_id))
 
@@ -117,34 +103,20 @@ class Runner:
             if job.job_id in suspects:
                 await processing.attempt(message, job, await self._store.begin(job))
 
-    async def _suspects(self, jobs: Sequence[ProcessingJob]) -> set[str]:
+    async def _suspects(self, jobs: Sequence[Job]) -> set[str]:
         """Jobs whose last attempt never ended, perhaps because it killed a worker: tried alone,
         only the guilty one is given up."""
         kept = await asyncio.gather(*(self._store.get(job.job_id) for job in jobs))
         return {record.job.job_id for record in kept if record is not None and record.trying}
 
 
-def stage_factories(handlers: str) -> dict[str, Callable[..., Stage]]:
-    """`module:mapping`, looked up where it is needed."""
-    module, _, name = handlers.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        raise InvalidArgumentError(
-            f"Handlers {handlers!r} cannot be found; give them as module:mapping, and see that "
-            "the module is installed on every machine that runs them"
-        ) from None
-    return dict(found)
-
-
 _runners: dict[tuple[bytes, str], Runner] = {}
 _lock = threading.Lock()
 
 
-def runner_of(settings: JobSettings, handlers: str) -> Runner:
+def runner_of(settings: bytes, pipeline: str) -> Runner:
     """The one of this process, made when it is first wanted."""
-    key = (msgspec.json.encode(settings), handlers)
     with _lock:
-        if key not in _runners:
-            _runners[key] = Runner(settings, handlers)
-        return _runners[key]
+        if (settings, pipeline) not in _runners:
+            _runners[settings, pipeline] = Runner(settings, pipeline)
+        return _runners[settings, pipeline]

@@ -1,10 +1,11 @@
 "use strict";
 // Follows the API's events and keeps the table as the server would render it.
 
-const STEPS = ["Queued", "MetadataReady", "TranscriptComplete"];
 const SHOWN = 100;
 const state = document.getElementById("state");
 const table = document.getElementById("jobs");
+// Where jobs are, one after the other: the server says it, because a pipeline does.
+const STAGES = (table?.closest("table").dataset.stages || "").split(" ");
 const unlock = document.getElementById("unlock");
 const headers = () => {
   const token = sessionStorage.getItem("token");
@@ -25,6 +26,7 @@ function facts(job) {
   }
   if (job.characters !== undefined) found.push(`${job.characters.toLocaleString("en")} characters`);
   if (job.language) found.push(job.language);
+  for (const [name, value] of Object.entries(job.facts || {})) found.push(`${name} ${value}`);
   if (job.reason) found.push(job.reason);
   return found.join(" · ");
 }
@@ -38,14 +40,13 @@ function cell(tag, text, attributes) {
 
 function row(job) {
   const ended = job.stage === "Failed" || job.stage === "Cancelled";
-  const step = ended ? STEPS.length : STEPS.indexOf(job.stage) + 1;
-  const made = cell("tr", undefined, {
-    id: job.jobId, class: job.stage, "data-queued": job.queuedAt,
-  });
+  const step = ended ? STAGES.length : STAGES.indexOf(job.stage) + 1;
+  const look = job.stage === STAGES.at(-1) ? `${job.stage} complete` : job.stage;
+  const made = cell("tr", undefined, { id: job.jobId, class: look, "data-queued": job.queuedAt });
   const cells = Array.from({ length: 5 }, () => cell("td"));
   cells[0].append(cell("code", job.jobId.slice(4, 16), { title: job.jobId }));
   cells[1].textContent = job.mediaType;
-  cells[2].append(cell("progress", undefined, { max: 3, value: step }), " ", cell("span", job.stage));
+  cells[2].append(cell("progress", undefined, { max: STAGES.length, value: step }), " ", cell("span", job.stage));
   cells[3].textContent = facts(job);
   cells[4].append(cell("time", job.updatedAt.slice(11, 19), { datetime: job.updatedAt }));
   made.append(...cells);

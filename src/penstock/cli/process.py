@@ -1,0 +1,41 @@
+"""A command that keeps running: its log, and the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+
+_CHATTY = ("faster_whisper", "httpx", "py4j", "uvicorn")
+
+
+def log_to_terminal() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for chatty in _CHATTY:
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def run_until_stopped(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run until SIGINT or SIGTERM, which end it in order; a second one ends it at once."""
+    log_to_terminal()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        task = asyncio.ensure_future(work(stop))
+
+        def on_signal() -> None:
+            if stop.is_set():
+                task.cancel()
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not stop.is_set():
+                raise
+
+    asyncio.run(main())

@@ -1,0 +1,170 @@
+"""The read model: what is known of each job from its events, and nothing else.
+
+`JobViews` keeps it in memory, `SqlJobViews` in a database. Both take events in any order and any
+number of times. `Projection` feeds them from the event topic.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol, TypedDict, Unpack
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.errors import InvalidArgumentError
+from penstock.jobs.model.event import StageEvent
+from penstock.jobs.model.names import JobStage, MediaType
+from penstock.jobs.pipeline.declaration import Pipeline
+
+MAX_PAGE = 200
+
+
+class JobView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A job as its events tell it. `facts`: what events of other pipelines than that of media jobs
+    say, by the names of their fields."""
+
+    job_id: str
+    user_id: str
+    media_type: MediaType
+    stage: JobStage
+    run: int
+    queued_at: datetime
+    updated_at: datetime
+    duration: float | None = None
+    size: int | None = None
+    language: str | None = None
+    segments: int | None = None
+    characters: int | None = None
+    reason: str | None = None
+    attempts: int | None = None
+    correlation_id: str | None = None
+    facts: Mapping[str, Any] = {}
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Where it is in a list: by the time it was first heard of."""
+        return int(self.queued_at.timestamp() * 1e6), self.job_id
+
+
+_FACTS = ("duration", "size", "language", "segments", "characters", "reason", "attempts")
+
+
+def seen(pipeline: Pipeline, view: JobView | None, event: StageEvent) -> JobView | None:
+    """A view after an event; None when the event changes nothing. The order of events does not
+    matter: a late one adds what it knows of the run the view is about."""
+    if view is None:
+        return first_view(event)
+    facts, others = _facts_of(event)
+    changes: dict[str, Any] = {}
+    if pipeline.is_news(event.run, event.stage, view.run, view.stage):
+        known: Mapping[str, Any] = view.facts
+        if event.run > view.run:
+            changes, known = dict.fromkeys(_FACTS), {}
+        changes |= {"stage": event.stage, "run": event.run, "updated_at": event.at, **facts}
+        changes["facts"] = {**known, **others}
+    elif event.run == view.run:
+        changes = {name: value for name, value in facts.items() if getattr(view, name) is None}
+        if others.keys() - view.facts.keys():
+            changes["facts"] = {**others, **view.facts}
+    if event.at < view.queued_at:
+        changes["queued_at"] = event.at
+    return replace(view, **changes) if changes else None
+
+
+def first_view(event: StageEvent) -> JobView:
+    """What an event alone tells of a job."""
+    facts, others = _facts_of(event)
+    return JobView(
+        job_id=event.job_id,
+        user_id=event.user_id,
+        media_type=event.media_type,
+        stage=event.stage,
+        run=event.run,
+        queued_at=event.at,
+        updated_at=event.at,
+        correlation_id=event.correlation_id,
+        facts=others,
+        **facts,
+    )
+
+
+def _facts_of(event: StageEvent) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those that every view has a place for, and the others."""
+    told = {name: getattr(event, name) for name in event.facts()}
+    known = {name: value for name, value in told.items() if value is not None}
+    others = {name: known.pop(name) for name in list(known) if name not in _FACTS}
+    return known, others
+
+
+class Wanted(TypedDict, total=False):
+    """Which views a list is asked for: of a user, at a stage, of a media type; how many, at most
+    200 and 50 unless given; and where the page begins."""
+
+    user_id: str | None
+    stage: JobStage | None
+    media_type: MediaType | None
+    limit: int
+    cursor: str | None
+
+
+class Listing(Struct, frozen=True, kw_only=True):
+    """`Wanted` with everything filled in. `before`: where the page begins."""
+
+    user_id: str | None = None
+    stage: JobStage | None = None
+    media_type: MediaType | None = None
+    limit: int = 50
+    cursor: str | None = None
+
+    @property
+    def most(self) -> int:
+        return max(1, min(self.limit, MAX_PAGE))
+
+    @property
+    def before(self) -> tuple[int, str] | None:
+        return None if self.cursor is None else read_cursor(self.cursor)
+
+    def has(self, view: JobView) -> bool:
+        return self.stage in (None, view.stage) and self.media_type in (None, view.media_type)
+
+
+class Views(Protocol):
+    """A read model."""
+
+    async def apply(self, events: Sequence[StageEvent]) -> Sequence[JobView]:
+        """Take events in; returns the views that changed."""
+        ...
+
+    async def get(self, job_id: str) -> JobView | None: ...
+
+    async def list(self, **wanted: Unpack[Wanted]) -> tuple[Sequence[JobView], str | None]:
+        """The newest first, and where the next page begins."""
+        ...
+
+    async def count(self) -> int: ...
+
+    async def position(self, topic: str) -> int:
+        """The last event of a topic that was taken in for good, by its sequence."""
+        ...
+
+    async def reached(self, topic: str, sequence: int) -> None:
+        """Everything up to there was taken in."""
+        ...
+
+
+def cursor_of(view: JobView) -> str:
+    queued, job_id = view.place
+    return base64.urlsafe_b64encode(f"{queued}:{job_id}".encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str) -> tuple[int, str]:
+    try:
+        text = base64.urlsafe_b64decode(cursor[:200] + "=" * (-len(cursor) % 4)).decode()
+        at, _, job_id = text.partition(":")
+        return int(at) % 2**63, job_id.replace("\0", "")
+    except (ValueError, binascii.Error):
+        raise InvalidArgumentError("This cursor is not one of ours; begin without one") from None
