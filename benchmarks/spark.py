@@ -19,9 +19,9 @@ from benchmarks.measure import Figures, Row, interleaved, table
 from penstock import PubSub
 from penstock.message import Draft
 from penstock.spark import session
-from penstock.spark.source.options import SourceOptions
+from penstock.spark.options import SourceOptions
+from penstock.spark.schema import source_schema
 from penstock.spark.source.reader import LogRange, read_range
-from penstock.spark.source.schema import source_schema
 
 ROWS = 400_000
 PUBLISHED = 100_000
@@ -102,7 +102,7 @@ class Ways:
     def _alone(self) -> float:
         options = SourceOptions.of({"url": self.url, "topic": "rows"})
         began = time.perf_counter()
-        part = LogRange("rows", 1, ROWS, bulk=True)
+        part = LogRange("rows", 1, ROWS)
         found = read_range(options, source_schema(headers=False), part)
         assert sum(batch.num_rows for batch in found) == ROWS
         return (time.perf_counter() - began) / ROWS

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support.nats_scenes import fill, make, stored
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import fill, make, stored
 
 TOTAL = 30_000
 pytestmark = pytest.mark.timeout(600)

@@ -15,8 +15,8 @@ from tests.support.servers import PostgresServer
 
 # The same examples each time, so that a change is judged by what it changed. `make chaos` looks for
 # new ones.
-hypothesis.settings.register_profile("steady", derandomize=True)
-hypothesis.settings.register_profile("explore", derandomize=False)
+hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", derandomize=False, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 

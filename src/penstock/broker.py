@@ -2,17 +2,20 @@
 
 Three verbs move data, all in batches, each answered per message. An adapter does one thing per
 call: it never retries, never decides how much to fetch and never hides a failure. What a broker
-cannot do is said in its `Capabilities`.
+cannot do is said in its `Capabilities`. What each method promises is written where it is declared,
+and `penstock.testing.conformance` tests it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from penstock.columns import Columns
 from penstock.config import SubscriptionConfig, TopicConfig
+from penstock.errors import UnimplementedError
 from penstock.message import (
     AckResponse,
     Delivery,
@@ -26,28 +29,44 @@ from penstock.message import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """What a broker does by itself. Code and tests read these; nobody asks for its class."""
+    """What a broker does by itself. Code and tests read these; nobody asks for its class.
+
+    What a broker does not claim is not asked of it: `penstock.capabilities` refuses it before, or
+    the client does it instead. docs/brokers.md says which, flag by flag.
+    """
 
     durable: bool = False
-    """What it acknowledged survives the end of its process."""
+    """A receipt outlives the broker's process."""
     ordering: bool = False
     """It hands over one message of an ordering key at a time."""
     filters: bool = False
+    """A subscription sees only what its `filter` lets through."""
     dead_letters: bool = False
+    """What failed too often moves to the topic of the subscription's policy."""
     retry_policy: bool = False
+    """Every redelivery waits as the subscription's policy says."""
     delayed_nack: bool = False
+    """A nack may say after how many seconds the message comes back."""
     sets_deadlines: bool = False
     """An extension lasts as long as asked; otherwise it renews the ack deadline as it is."""
     exactly_once: bool = False
+    """Of a message only the latest ack id is valid, and its success is final."""
     delivery_attempts: bool = False
+    """Every delivery says which attempt it is; otherwise it may say 0, for not counted."""
     dedupe: bool = False
+    """Within the topic's duplicate window a message id is stored once."""
     expectations: bool = False
+    """It stores a draft with an `Expect` only if that is met."""
     ttl: bool = False
+    """A draft may say after how many seconds it is to be forgotten."""
     outlives_topic: bool = False
     """A subscription hands over what it holds after its topic was deleted."""
     push: bool = False
+    """It can be told to send messages to a subject instead of being asked for them."""
     seek: bool = False
+    """A subscription can go to a moment: what is before it is acked, what is after it is not."""
     snapshots: bool = False
+    """What a subscription has not acked can be remembered, and returned to."""
     replay: bool = False
     """It has a `log`."""
     backlog: bool = False
@@ -63,15 +82,46 @@ class TopicStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SubscriptionStatus:
-    config: SubscriptionConfig
-    backlog: int
-    """Messages not yet acked, on loan or not."""
+class Unsettled:
+    """What a subscription has not seen acked."""
+
+    messages: int
+    """On loan or not."""
     leased: int
     """Of those, how many are on loan to subscribers."""
     oldest_age: float
     """Seconds since the oldest of them was published; 0 when there is none."""
-    topic_deleted: bool = field(default=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubscriptionStatus:
+    """`backlog`, `leased` and `oldest_age` are those of `unsettled`. Without it, because the broker
+    does not claim `backlog`, reading them is an `UnimplementedError`."""
+
+    config: SubscriptionConfig
+    unsettled: Unsettled | None = None
+    topic_deleted: bool = False
+
+    @property
+    def backlog(self) -> int:
+        return self._counted.messages
+
+    @property
+    def leased(self) -> int:
+        return self._counted.leased
+
+    @property
+    def oldest_age(self) -> float:
+        return self._counted.oldest_age
+
+    @property
+    def _counted(self) -> Unsettled:
+        if self.unsettled is None:
+            raise UnimplementedError(
+                f"What is unsettled in subscription {self.config.name!r} is not known: its broker "
+                "does not claim 'backlog'; look whether `unsettled` is None first"
+            )
+        return self.unsettled
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,49 +130,119 @@ class Extent:
 
     first: int
     last: int
+    identity: str = ""
+    """Which topic of this name it is: another one when it was deleted and created again. Empty
+    where the broker cannot say."""
+    mean_bytes: float = 0.0
+    """What a message takes on average, as stored: a forecast. 0 where the broker cannot say."""
+    is_queue: bool = False
+    """Messages are here to be taken away: who has dealt with them purges them."""
+    is_compacted: bool = False
+    """Later messages replace earlier ones, so what is missing need not be lost."""
+
+    @property
+    def end(self) -> int:
+        """The next sequence that will be stored."""
+        return self.last + 1
 
 
 class Admin(Protocol):
-    """What operators do. Creating what exists or naming what does not is an error."""
+    """What operators do. Every method waits for the broker's answer, and any may run beside any
+    other call.
 
-    async def create_topic(self, config: TopicConfig) -> None: ...
+    Creating what exists raises `AlreadyExistsError`, naming what does not `NotFoundError`; nothing
+    is changed then. A call that was cancelled or raised something `retryable` may have been carried
+    out or not; making it again tells.
+    """
+
+    async def create_topic(self, config: TopicConfig) -> None:
+        """From its return on, drafts can be published to it."""
+
     async def delete_topic(self, topic: str) -> None:
-        """Its subscriptions stay, hand over what they hold, then fail."""
+        """With what its log holds. Its subscriptions hand over what they hold and then raise
+        `TopicNotFoundError`, if the broker claims `outlives_topic`; else they are gone with it."""
 
-    async def list_topics(self) -> Sequence[str]: ...
+    async def list_topics(self) -> Sequence[str]:
+        """All names, sorted."""
+        ...
+
     async def describe_topic(self, topic: str) -> TopicStatus: ...
     async def create_subscription(self, config: SubscriptionConfig) -> None:
-        """It sees what is published from now on."""
+        """It sees what is published from its return on, and nothing from before the call.
 
-    async def delete_subscription(self, subscription: str) -> None: ...
-    async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]: ...
-    async def describe_subscription(self, subscription: str) -> SubscriptionStatus: ...
+        A topic or dead-letter topic that is not there raises `TopicNotFoundError`, a filter that
+        does not parse `FilterError`; nothing is created then.
+        """
+
+    async def delete_subscription(self, subscription: str) -> None:
+        """With its backlog. Pulls that wait on it end with `SubscriptionNotFoundError`."""
+
+    async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
+        """All names, or those of a topic, sorted."""
+        ...
+
+    async def describe_subscription(self, subscription: str) -> SubscriptionStatus:
+        """What was settled a moment ago may still be counted."""
+        ...
+
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:
-        """Remember what the subscription has not acked; expires after seven days."""
+        """Remember what the subscription has not acked; expires after seven days.
+
+        `UnimplementedError` unless the broker claims `snapshots`, as is `delete_snapshot`.
+        """
 
     async def delete_snapshot(self, snapshot: str) -> None: ...
     async def seek(self, subscription: str, to: datetime | str) -> None:
         """Make messages from a time on, or those of a snapshot by name, deliverable again, and
-        those before it acked. Open deliveries end: their ack ids are no longer valid."""
+        those before it acked. Open deliveries end: their ack ids are no longer valid.
+
+        `UnimplementedError` unless the broker claims `seek`, or `snapshots` for a name.
+        """
 
 
 class Log(Protocol):
-    """Replayable brokers: reading a topic by sequence, without a subscription."""
+    """Replayable brokers: reading a topic by sequence, without a subscription. Nothing is changed,
+    so reads may be many at a time, cancelled and repeated at will.
 
-    async def extent(self, topic: str) -> Extent: ...
+    A topic that is not there raises `TopicNotFoundError`.
+    """
+
+    async def extent(self, topic: str) -> Extent:
+        """What the log holds now: every receipt given before the call is in it."""
+        ...
+
     def read(
         self, topic: str, first: int, last: int, filter: str = ""
     ) -> AsyncIterator[Sequence[Record]]:
-        """What the log holds of `first` to `last` (included), in order, in batches.
+        """What the log holds of `first` to `last` (included), in order, in batches that are not
+        empty. It does not wait for what is not yet there.
 
-        Sequences that are gone are left out; compare with `extent` to notice.
+        Sequences that are gone are left out; compare with `extent` to notice. When it raises, what
+        it gave is right, and reading goes on behind the last record it gave. It may be left
+        half-way.
         """
         ...
 
 
 class Broker(Protocol):
-    """Moves messages. Every method may raise `PenstockError`; `retryable` says what is worth
-    trying again, above the port."""
+    """Moves messages. One connection, for the tasks of one event loop; not for threads.
+
+    Side by side: any method may be called while others wait, also the same one for the same topic
+    or subscription. None waits for another.
+
+    Failure: what is true of one message is answered for that message; what is true of the whole
+    call is raised, as a `PenstockError` whose `retryable` says whether the same call may succeed
+    later. Nothing is tried again below the port.
+
+    Claims: it is not asked for what its capabilities do not claim.
+
+    The end: calls that wait when `aclose` is called, and all made after it, end with `ClosedError`.
+    """
+
+    @property
+    def name(self) -> str:
+        """What to call it in a sentence: "the … broker"."""
+        ...
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -136,7 +256,18 @@ class Broker(Protocol):
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
-        """Store the drafts in order; one answer each, in the same order."""
+        """Store the drafts in order; one answer each, in the same order.
+
+        Waits until the fate of each is known or the broker has taken too long to tell. A draft that
+        is refused, or of which it is not known whether it is stored, is answered by a fault and
+        keeps none of the others back. No drafts, no answers. Drafts of calls side by side may be
+        stored in between each other.
+
+        Raises when nothing was stored for a reason that is not a draft's own: `TopicNotFoundError`;
+        the broker cannot be reached; it is closed.
+
+        Cancelled: its drafts may be stored or not, those of other calls are not touched.
+        """
         ...
 
     async def pull(
@@ -144,20 +275,144 @@ class Broker(Protocol):
     ) -> Sequence[Delivery]:
         """Take what is available, waiting up to `wait` seconds for the first message.
 
-        At most `max_messages` of at most `max_bytes` together, but a single message larger than
-        that is handed over alone. Cancelling it loses nothing.
+        Returns as soon as it has a message, and with none when the time is up; at once when `wait`
+        is not above 0. At most `max_messages` (none, if that is not above 0) of at most `max_bytes`
+        together, but a single message larger than that is handed over alone. Of pulls side by side,
+        each message goes to one.
+
+        Raises `SubscriptionNotFoundError`, or `TopicNotFoundError` when the topic was deleted and
+        nothing is left, also while it waits.
+
+        Cancelled or raising, it loses nothing: what it had taken comes back, at the latest when the
+        ack deadline has passed.
         """
         ...
 
     async def settle(
         self, subscription: str, settlements: Sequence[Settlement]
     ) -> Sequence[AckResponse]:
-        """Answer deliveries; one response each, in the same order."""
+        """Answer deliveries; one response each, in the same order.
+
+        Waits until the broker has taken them, and with exactly-once delivery until it has confirmed
+        them. An ack id that is not, or no longer, that of a delivery on loan has no effect: INVALID
+        with exactly-once delivery, SUCCESS without. No settlements, no responses.
+
+        Raises `SubscriptionNotFoundError` when it knows that there is none. Acks that need no
+        confirmation may go unanswered: then SUCCESS says that they were sent.
+
+        Cancelled or raising, some may have taken effect. Making the call again is safe: without
+        exactly-once delivery the answers are the same, with it INVALID may mean "before".
+        """
         ...
 
     async def ping(self) -> float:
-        """Seconds of a round trip; raises when the broker cannot be reached."""
+        """Seconds of a round trip; `UnavailableError` when the broker does not answer in time."""
         ...
 
     async def aclose(self) -> None:
-        """Release everything. Idempotent; waiting calls end with `ClosedError`."""
+        """Release everything, waiting no longer than the broker's own time-outs. Idempotent.
+
+        What is on loan comes back to others when its ack deadline has passed, or before. A publish
+        that waits may have been stored: it raises, or answers `ClosedError` for each draft of which
+        nothing is known.
+        """
+
+
+class Mark(NamedTuple):
+    """A small value that is replaced as a whole. `version` says which one it is."""
+
+    data: bytes
+    version: int
+
+
+class RangeLog(Protocol):
+    """A log for readers that have a process or a thread to themselves: it blocks, and what it reads
+    comes in columns. Messages are read as they are stored; no subscription is touched.
+
+    One thread uses it at a time. It connects when it is first used, so opening one never fails, and
+    it connects again with the next call after one that raised: an error leaves it usable and leaves
+    nothing half done. Like a broker it tries nothing again; every method may be called again after
+    an error that is `retryable`. Every method raises `TopicNotFoundError` for a topic that is not
+    there, `UnavailableError` when the broker cannot be reached or goes away, and
+    `DeadlineExceededError` when it does not answer in the time its address allows.
+    """
+
+    def extent(self, topic: str) -> Extent:
+        """What the topic holds now, as far as the broker can say."""
+        ...
+
+    def first_since(self, topic: str, moment_us: int) -> int | None:
+        """The first sequence stored at or after a moment, in microseconds since the epoch; None
+        when there is none yet."""
+        ...
+
+    def read(
+        self, topic: str, first: int, last: int, filter: str = "", *, headers: bool = False
+    ) -> Iterator[Columns]:
+        """What the log holds of `first` to `last` (included) and `filter` lets through, in order
+        and never empty-handed: each batch has a message.
+
+        Sequences that are gone are left out, as in `Log.read`. `headers` fills `Columns.headers`.
+        The iterator reads ahead no more than a batch. When it raises, what it has given is right,
+        and reading goes on behind the last sequence it gave. It may be left half-way; another call
+        may be made only once it has ended or was left.
+        """
+        ...
+
+    def purge(self, topic: str, before: int) -> None:
+        """Forget everything below a sequence. Doing it again changes nothing."""
+        ...
+
+    def mark(self, topic: str, name: str) -> Mark | None:
+        """The mark of this name, read where it was written: never an older one than what a
+        `set_mark` has returned for. None when there is none.
+
+        `topic` holds marks and nothing else; it comes into being with the first of them.
+        """
+        ...
+
+    def set_mark(self, topic: str, name: str, data: bytes, *, replaces: int) -> int:
+        """Put a mark in the place of version `replaces` (0: of none) and return its version.
+
+        `FailedPreconditionError` when another version is there. That may be this very one, stored
+        by a call whose answer was lost: `data` that no other writer would write tells.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release everything. Idempotent; a call after it connects again."""
+
+
+class ServerState(Protocol):
+    """Where a server that runs is."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def port(self) -> int: ...
+
+
+class Hold(Protocol):
+    """Keeps a server running until it is closed or its process has ended, however that ends."""
+
+    def close(self) -> None: ...
+
+
+class OwnServer(Protocol):
+    """A server that Penstock itself runs behind an address, for who operates it. It blocks."""
+
+    def keep(self) -> ServerState:
+        """Start it, or find it running, and let it run on when nobody uses it."""
+        ...
+
+    def stop(self) -> bool:
+        """Stop it, whoever uses it; False when it was not running."""
+        ...
+
+    def state(self) -> ServerState | None:
+        """The running server; None when it does not run."""
+        ...
+
+    def hold(self) -> Hold:
+        """Start it, or find it running, and keep it running for as long as this process lives."""
+        ...

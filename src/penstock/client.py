@@ -4,68 +4,89 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from penstock.broker import Broker, TopicStatus
+from penstock.capabilities import check_snapshot, check_topic
 from penstock.clock import Clock
-from penstock.config import TopicConfig, check_name
+from penstock.config import DUPLICATE_WINDOW, TopicConfig, check_name
 from penstock.connect import connect
+from penstock.dead_letters import DeadLetters
 from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
+from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault
-from penstock.subscribing import Subscription
+from penstock.observing.observed import ObservedBroker
+from penstock.observing.observer import Observer, Observers
+from penstock.subscribing import MessageStream, Subscription
+from penstock.subscribing.events import Events
+from penstock.subscribing.options import SubscriptionOptions
+
+_DEFAULT_URL = "memory://"
 
 
-class PubSub:
+class PubSub(AsyncClosing):
     """A client of one broker.
 
     Connects to `url` when first used or entered, or uses the `broker` it is given. Closing it
-    closes every subscription opened through it, then the connection it made.
+    closes every subscription opened through it, then the connection if it made it: a broker that
+    was given is its giver's to close. Everything that needs a broker is given one of these.
     """
 
     def __init__(
         self,
-        url: str = "memory://",
+        url: str = _DEFAULT_URL,
         *,
         broker: Broker | None = None,
         clock: Clock | None = None,
+        observer: Observer | None = None,
     ) -> None:
         if not isinstance(url, str) or "://" not in url:
             raise InvalidArgumentError(
                 f"PubSub takes an address such as 'memory://', not a {type(url).__name__} "
                 "without '://'"
             )
+        if broker is not None and url != _DEFAULT_URL:
+            raise InvalidArgumentError("PubSub takes an address or a broker, not both")
         self._url = url
         self._clock = clock or Clock()
         self._connection = broker
         self._owns_connection = broker is None
+        self.observer: Observer | None = None
         self._connecting = asyncio.Lock()
-        self._opened: set[Subscription] = set()
+        self._streams: set[MessageStream] = set()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
+        if observer is not None:
+            self.observe(observer)
 
     async def __aenter__(self) -> Self:
         await self.broker()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
     @property
     def clock(self) -> Clock:
         return self._clock
+
+    @property
+    def streams(self) -> frozenset[MessageStream]:
+        """The streams of subscriptions that are open."""
+        return frozenset(self._streams)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell it of everything from here on, beside whoever was told before."""
+        told = self.observer.observers if isinstance(self.observer, Observers) else ()
+        self.observer = Observers(*told, observer)
+        if self._connection is not None:
+            self._connection = ObservedBroker(self._connection, Observers(observer))
 
     def topic(self, name: str) -> Topic:
         """A handle; the topic need not exist yet."""
         self._check_open()
         return Topic(self, name)
 
-    def subscription(self, name: str, *, topic: str | None = None, **options: Any) -> Subscription:
+    def subscription(
+        self, name: str, *, topic: str | None = None, **options: Unpack[SubscriptionOptions]
+    ) -> Subscription:
         """A handle; `topic` is needed only to create it. Options: see `Subscription`."""
         self._check_open()
         if topic is not None:
@@ -75,9 +96,15 @@ class PubSub:
             topic=topic,
             broker=self.broker,
             clock=self._clock,
-            opened=self._opened,
+            running=self._streams,
+            observer=self.observer,
             **options,
         )
+
+    def dead_letters(self, topic: str) -> DeadLetters:
+        """What was given up and went to this topic: to be looked at, replayed and discarded."""
+        self._check_open()
+        return DeadLetters(self, topic)
 
     async def topics(self) -> Sequence[str]:
         return await (await self.broker()).admin.list_topics()
@@ -86,7 +113,9 @@ class PubSub:
         return await (await self.broker()).admin.list_subscriptions()
 
     async def delete_snapshot(self, snapshot: str) -> None:
-        await (await self.broker()).admin.delete_snapshot(snapshot)
+        broker = await self.broker()
+        check_snapshot(broker, snapshot)
+        await broker.admin.delete_snapshot(snapshot)
 
     async def broker(self) -> Broker:
         """The connection, made on first use."""
@@ -94,7 +123,9 @@ class PubSub:
             async with self._connecting:
                 self._check_open()
                 if self._connection is None:
-                    self._connection = await connect(self._url, clock=self._clock)
+                    broker = await connect(self._url, clock=self._clock)
+                    told = self.observer
+                    self._connection = broker if told is None else ObservedBroker(broker, told)
         return self._connection
 
     async def aclose(self, *, timeout: float | None = None) -> None:
@@ -103,29 +134,25 @@ class PubSub:
         `timeout` bounds the wait for handlers, as in `Subscription.close`. Cancelling the caller
         does not stop the closing.
         """
-        caller = asyncio.current_task()
+        streams = list(self._streams)
+        # Here and not in a task of its own: streams notice when one of their handlers calls.
+        endings = [stream.begin_to_stop(timeout) for stream in streams]
         if self._closing is None:
             # Owned by whoever awaits aclose(); shielded, so that it always completes.
-            self._closing = asyncio.get_running_loop().create_task(self._close(caller, timeout))
-        elif timeout is not None:
-            await self._close_subscriptions(caller, timeout)
+            closing = self._close(endings, {stream.source.events for stream in streams})
+            self._closing = asyncio.get_running_loop().create_task(closing)
         await asyncio.shield(self._closing)
 
-    async def _close(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> None:
+    async def _close(self, endings: Sequence[asyncio.Task[Any]], listening: set[Events]) -> None:
         try:
-            await self._close_subscriptions(caller, timeout)
+            await asyncio.gather(*endings)
+            await asyncio.gather(*(events.finish(timeout=5.0) for events in listening))
         finally:
             self._closed = True
             async with self._connecting:
                 connection, self._connection = self._connection, None
             if connection is not None and self._owns_connection:
                 await connection.aclose()
-
-    async def _close_subscriptions(
-        self, caller: asyncio.Task[Any] | None, timeout: float | None
-    ) -> None:
-        opened = list(self._opened)
-        await asyncio.gather(*(handle.close_for(caller, timeout) for handle in opened))
 
     def _check_open(self) -> None:
         if self._closing is not None or self._closed:
@@ -152,7 +179,7 @@ class Topic:
         self,
         *,
         message_retention: float = 0.0,
-        duplicate_window: float = 120.0,
+        duplicate_window: float = DUPLICATE_WINDOW,
         routed_attributes: Sequence[str] = (),
     ) -> Topic:
         """Create it in the broker.
@@ -168,7 +195,9 @@ class Topic:
             duplicate_window=duplicate_window,
             routed_attributes=_keys(routed_attributes),
         )
-        await (await self._pubsub.broker()).admin.create_topic(config)
+        broker = await self._pubsub.broker()
+        check_topic(broker, config)
+        await broker.admin.create_topic(config)
         return self
 
     async def delete(self) -> None:
@@ -185,7 +214,7 @@ class Topic:
     async def describe(self) -> TopicStatus:
         return await (await self._pubsub.broker()).admin.describe_topic(self._name)
 
-    def subscription(self, name: str, **options: Any) -> Subscription:
+    def subscription(self, name: str, **options: Unpack[SubscriptionOptions]) -> Subscription:
         """A handle on a subscription of this topic. Options: see `Subscription`."""
         return self._pubsub.subscription(name, topic=self._name, **options)
 
@@ -203,6 +232,8 @@ class Topic:
         With a `message_id` of your own, repeating the call within the topic's duplicate window
         stores it once.
         """
+        if self._pubsub.observer is not None:
+            attributes = self._pubsub.observer.sending(self._name, attributes)
         draft = Draft.of(data, attributes, ordering_key, message_id, subject)
         broker = self._pubsub._connection or await self._pubsub.broker()
         answers = await broker.publish(self._name, (draft,))

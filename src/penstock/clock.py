@@ -1,7 +1,9 @@
 """Time: a clock that can be replaced, and instants that keep their nanoseconds.
 
-Nothing in Penstock calls the `time` module directly. Deadlines come from `Clock.monotonic`, which
-follows the event loop's own idea of time, so a loop with virtual time makes every deadline virtual.
+Deadlines, leases and backoffs of what runs on an event loop come from `Clock.monotonic` or from
+the loop itself, never from the `time` module, so a loop with virtual time makes all of them
+virtual. The `time` module is for code that blocks, which has no loop, and for measuring how long
+something took.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from penstock.errors import InvalidArgumentError
 from penstock.message import check_ack_deadline
 
 DAY = 86_400.0
+DUPLICATE_WINDOW = 120.0
+"""Seconds a message id is remembered, unless somebody asks for another window."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9\-._~+%]{2,254}")
 
 
@@ -104,7 +106,7 @@ class TopicConfig:
 
     name: str
     message_retention: float = 0.0
-    duplicate_window: float = 120.0
+    duplicate_window: float = DUPLICATE_WINDOW
     routed_attributes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

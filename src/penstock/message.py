@@ -10,15 +10,22 @@ Draft ──publish──▶ Receipt            what the publisher holds
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from datetime import datetime
 from enum import Enum, IntEnum
-from types import MappingProxyType, TracebackType
-from typing import Protocol, Self
+from types import TracebackType
+from typing import NoReturn, Protocol, Self
 
 from msgspec import Struct
 
-from penstock.clock import PreciseTime
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.clock import NS, Clock, PreciseTime, to_ns
+from penstock.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    PenstockError,
+    UnavailableError,
+)
 
 MAX_DATA_BYTES = 10 * 2**20
 MAX_ATTRIBUTES = 100
@@ -86,11 +93,11 @@ class Draft(Struct, frozen=True, gc=False):
             )
         attributes = _checked_attributes(attributes) if attributes else {}
         if ordering_key is not None:
-            _check_text("Ordering key", ordering_key, MAX_ORDERING_KEY_BYTES)
+            check_text("Ordering key", ordering_key, MAX_ORDERING_KEY_BYTES)
         if message_id is not None:
-            _check_text("Message id", message_id, MAX_MESSAGE_ID_BYTES)
+            check_text("Message id", message_id, MAX_MESSAGE_ID_BYTES)
         if subject is not None:
-            _check_text("Subject", subject, MAX_ATTRIBUTE_VALUE_BYTES)
+            check_text("Subject", subject, MAX_ATTRIBUTE_VALUE_BYTES)
         if expect is not None or ttl is not None:
             _check_conditions(expect, ttl)
         return cls(
@@ -115,10 +122,18 @@ class Receipt(Struct, frozen=True, gc=False):
     duplicate: bool = False
 
 
+_IN_DOUBT = (DeadlineExceededError, InternalError, UnavailableError)
+
+
 class PublishFault(Struct, frozen=True):
     """The broker's other answer to one draft: it is not stored, or we cannot know."""
 
     error: PenstockError
+
+    @property
+    def definite(self) -> bool:
+        """It is certainly not stored. Otherwise the answer was lost, late or no answer at all."""
+        return not isinstance(self.error, _IN_DOUBT)
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -131,6 +146,14 @@ class Record(Struct, frozen=True, gc=False):
     ordering_key: str | None
     subject: str
     publish_time_ns: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of data and attributes: what it takes up wherever messages are counted."""
+        size = len(self.data)
+        for key, value in self.attributes.items():
+            size += _bytes_of(key) + _bytes_of(value)
+        return size
 
     def __repr__(self) -> str:
         return f"<Record {self.message_id!r} at {self.sequence}, {len(self.data)} bytes>"
@@ -181,7 +204,7 @@ class Settlement(Struct, frozen=True, gc=False):
 
 
 class Owner(Protocol):
-    """Who answers for a message's verbs: the stream that delivered it."""
+    """Who answers for a message's verbs: its subscription, or what of it delivered the message."""
 
     def settle(self, message: Message, verb: Verb, seconds: float | None) -> None: ...
 
@@ -192,18 +215,86 @@ class Owner(Protocol):
     def modify_ack_deadline(self, message: Message, seconds: float) -> None: ...
 
 
-class Message(Struct, eq=False):
+class Attributes(dict[str, str]):
+    """The attributes of a message: a dict in everything but that it cannot be changed."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "The attributes of a message cannot be changed; copy them first: "
+            "dict(message.attributes)"
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[Attributes], tuple[dict[str, str]]]:
+        return Attributes, (dict(self),)
+
+
+class Message:
     """A received message. Its content never changes; the first settlement wins.
 
     The verbs return at once and are sent in batches; `*_with_response` waits for the broker's
     answer. `async with message:` acks when the block succeeds and nacks when it raises.
-    Call the verbs from the event loop's own thread.
+    Call the verbs from the event loop's own thread, or in a handler that runs in a thread.
+
+    Streams make messages. One that is made by hand is settled through its `subscription`, which
+    must be open; for tests of handlers see `penstock.testing.make_message`.
     """
+
+    __slots__ = ("_delivery", "_owner", "_received", "_settled")
 
     _delivery: Delivery
     _owner: Owner
     _received: float
-    _settled: bool = False
+    _settled: bool
+
+    def __init__(
+        self,
+        id: str,
+        ack_id: str,
+        data: bytes,
+        attributes: Mapping[str, str],
+        publish_time: datetime,
+        subscription: Owner,
+        ordering_key: str | None = None,
+        *,
+        delivery_attempt: int = 1,
+        subject: str = "",
+    ) -> None:
+        if not isinstance(publish_time, datetime) or publish_time.tzinfo is None:
+            raise InvalidArgumentError(
+                f"publish_time must be an aware datetime (with a time zone), not {publish_time!r}"
+            )
+        record = Record(
+            sequence=0,
+            message_id=id,
+            data=_as_bytes(data),
+            attributes=dict(attributes),
+            ordering_key=ordering_key,
+            subject=subject,
+            publish_time_ns=to_ns(publish_time),
+        )
+        self._delivery = Delivery(record, ack_id, delivery_attempt, MAX_ACK_DEADLINE)
+        self._owner = subscription
+        self._received = Clock().time_ns() / NS
+        self._settled = False
+
+    @staticmethod
+    def of(deliveries: Sequence[Delivery], owner: Owner, received: float) -> list[Message]:
+        """The messages of deliveries: what a stream makes, past `__init__` and its checks."""
+        messages = []
+        new = Message.__new__
+        for delivery in deliveries:
+            message = new(Message)
+            message._delivery = delivery
+            message._owner = owner
+            message._received = received
+            message._settled = False
+            messages.append(message)
+        return messages
 
     @property
     def id(self) -> str:
@@ -219,9 +310,9 @@ class Message(Struct, eq=False):
         return self._delivery.record.data
 
     @property
-    def attributes(self) -> Mapping[str, str]:
-        """A read-only view."""
-        return MappingProxyType(self._delivery.record.attributes)
+    def attributes(self) -> Attributes:
+        """A read-only dict."""
+        return Attributes(self._delivery.record.attributes)
 
     @property
     def publish_time(self) -> PreciseTime:
@@ -243,7 +334,8 @@ class Message(Struct, eq=False):
 
     @property
     def delivery_attempt(self) -> int:
-        """1 for the first delivery, one more after each nack or missed deadline."""
+        """1 for the first delivery, one more after each nack or missed deadline; 0 where the broker
+        does not count."""
         return self._delivery.delivery_attempt
 
     @property
@@ -353,12 +445,12 @@ def _checked_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
         )
     checked = dict(attributes)
     for key, value in checked.items():
-        _check_text("Attribute key", key, MAX_ATTRIBUTE_KEY_BYTES)
+        check_text("Attribute key", key, MAX_ATTRIBUTE_KEY_BYTES)
         if not key or key.startswith("goog"):
             raise InvalidArgumentError(
                 f"Attribute key {key!r} is not allowed: it must not be empty or start with 'goog'"
             )
-        _check_text(f"Value of attribute {key!r}", value, MAX_ATTRIBUTE_VALUE_BYTES)
+        check_text(f"Value of attribute {key!r}", value, MAX_ATTRIBUTE_VALUE_BYTES)
     return checked
 
 
@@ -369,7 +461,8 @@ def _check_conditions(expect: Expect | None, ttl: float | None) -> None:
         raise InvalidArgumentError(f"ttl must be at least 1 second, not {ttl!r}")
 
 
-def _check_text(what: str, text: object, limit: int) -> None:
+def check_text(what: str, text: object, limit: int) -> None:
+    """Text that may travel in a header: no control characters, and no longer than that."""
     if not isinstance(text, str):
         raise InvalidArgumentError(f"{what} must be text, not {type(text).__name__}")
     if found := _control_character(text):
@@ -377,8 +470,12 @@ def _check_text(what: str, text: object, limit: int) -> None:
             f"{what} has the control character {found[0]!r} at position {found.start()}; remove it"
         )
     try:
-        size = len(text) if text.isascii() else len(text.encode())
+        size = _bytes_of(text)
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"{what} is not valid text: {error.reason}") from None
     if size > limit:
         raise InvalidArgumentError(f"{what} is {size} bytes long; at most {limit} are allowed")
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

@@ -29,6 +29,21 @@ class Persistence:
     within: float | None = None
     worth_it: Callable[[Exception], bool] = is_retryable
 
+    def pause(
+        self,
+        failures: int,
+        elapsed: float,
+        error: Exception,
+        chance: Callable[[], float] = random.random,
+    ) -> float | None:
+        """Seconds until the next try, after so many failures and seconds; None: give up."""
+        if not self.worth_it(error):
+            return None
+        if self.attempts is not None and failures >= self.attempts:
+            return None
+        pause = self.backoff.delay(failures, chance)
+        return None if self.within is not None and elapsed + pause > self.within else pause
+
 
 class Failures:
     """Failures in a row of one thing that is tried again and again.
@@ -37,10 +52,10 @@ class Failures:
     after a success. Pure: time comes in as an argument.
     """
 
-    __slots__ = ("_persistence", "_since", "count")
+    __slots__ = ("_since", "count", "persistence")
 
     def __init__(self, persistence: Persistence) -> None:
-        self._persistence = persistence
+        self.persistence = persistence
         self._since = 0.0
         self.count = 0
 
@@ -51,18 +66,10 @@ class Failures:
         self, error: Exception, now: float, chance: Callable[[], float] = random.random
     ) -> float | None:
         """Seconds until the next try; None: give up."""
-        persistence = self._persistence
         if self.count == 0:
             self._since = now
         self.count += 1
-        if not persistence.worth_it(error):
-            return None
-        if persistence.attempts is not None and self.count >= persistence.attempts:
-            return None
-        pause = persistence.backoff.delay(self.count, chance)
-        if persistence.within is not None and now + pause > self._since + persistence.within:
-            return None
-        return pause
+        return self.persistence.pause(self.count, now - self._since, error, chance)
 
 
 async def retry(

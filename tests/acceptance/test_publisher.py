@@ -89,8 +89,8 @@ async def test_publish_async_returns_a_flight_and_its_ack():
     async with publishing(id_prefix="shop") as (broker, publisher):
         flight = await publisher.publish_async("orders", b"a book", headers={"to": "ann"})
         assert flight.state is FlightState.IN_FLIGHT
-        assert flight.publish_time == pytest.approx(VirtualClock().time_ns() / 1e9)
         receipt = await flight.ack
+        assert flight.publish_time == pytest.approx(VirtualClock().time_ns() / 1e9)
         assert isinstance(receipt, Receipt)
         assert (flight.id, flight.subject, flight.body) == ("shop-1", "orders", b"a book")
         assert flight.headers == {"to": "ann"}
@@ -448,13 +448,28 @@ async def test_drain_with_a_deadline_ends_what_is_left_as_unknown():
                 await flight.ack
 
 
-async def test_callers_that_wait_for_room_are_refused_by_drain():
+async def test_drain_delivers_what_was_handed_over_before_it_and_refuses_what_comes_after():
     broker = SlowBroker(delay=3)
-    async with publishing(broker, max_in_flight=1) as (_, publisher):
+    async with publishing(broker, max_in_flight=50) as (_, publisher):
+        waiting = [asyncio.ensure_future(publisher.publish_async("orders")) for _ in range(120)]
+        drained = asyncio.ensure_future(publisher.drain())
+        await settled()
+        with pytest.raises(ClosedError):
+            await publisher.publish_async("orders")
+        assert await drained == ()
+        flights = await asyncio.gather(*waiting)
+        assert all(flight.state is FlightState.ACKED for flight in flights)
+    assert len(await stored(broker)) == 120
+
+
+async def test_callers_that_wait_for_room_are_refused_when_a_drain_gives_up():
+    broker = SlowBroker(delay=1000)
+    async with publishing(broker, max_in_flight=1, wait_timeout=600) as (_, publisher):
         await publisher.publish_async("orders")
         waiting = asyncio.ensure_future(publisher.publish_async("orders"))
         await settled()
-        await publisher.drain()
+        await publisher.drain(timeout=2)
+        assert now() == pytest.approx(2)
         with pytest.raises(ClosedError):
             await waiting
 
@@ -525,7 +540,7 @@ async def test_cancelling_at_any_turn_leaks_nothing(turns):
         await asyncio.gather(*tasks, return_exceptions=True)
         await publisher.drain()
         assert publisher.in_flight == 0
-        assert publisher._window.bytes == 0
+        assert publisher._admission.window.bytes == 0
 
 
 async def test_a_broken_broker_ends_flights_with_an_internal_error():

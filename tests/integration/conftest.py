@@ -13,6 +13,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(
                 pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
             )
+        if "spark" in item.nodeid and not item.get_closest_marker("timeout"):
+            # The first query of a session compiles for half a minute where the machine is busy.
+            item.add_marker(pytest.mark.timeout(240))
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,18 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock import Draft, PubSub, Receipt, Subscription, Topic
+from msgspec import structs
+
+from penstock import Capabilities, Draft, PubSub, Receipt, Subscription, SubscriptionStatus, Topic
 from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.admin import MemoryAdmin
+from penstock.clock import Clock
+from penstock.config import SubscriptionConfig
 from penstock.errors import PenstockError
-from penstock.message import AckResponse, Delivery, PublishFault, Settlement
+from penstock.message import AckResponse, Delivery, PublishFault, Settlement, Verb
 from penstock.testing import VirtualClock
 
 
@@ -59,6 +64,52 @@ class FlakyBroker(MemoryBroker):
             raise self.settle_failures.pop(0)
         self.settled.append(list(settlements))
         return await super().settle(subscription, settlements)
+
+
+class ModestBroker(MemoryBroker):
+    """Does as little as a broker may, and claims none of it."""
+
+    name = "modest"
+    capabilities = Capabilities()
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.log = None
+        self.admin = _ModestAdmin(self._registry, self._clock, self._new_subscription)
+
+    async def pull(
+        self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
+    ) -> Sequence[Delivery]:
+        deliveries = await super().pull(
+            subscription, max_messages=max_messages, max_bytes=max_bytes, wait=wait
+        )
+        return [structs.replace(delivery, delivery_attempt=0) for delivery in deliveries]
+
+    async def settle(
+        self, subscription: str, settlements: Sequence[Settlement]
+    ) -> Sequence[AckResponse]:
+        """Extensions renew the deadline as it is, and nacks know no delay."""
+        deadline = self._registry.subscription(subscription).config.ack_deadline
+        return await super().settle(
+            subscription,
+            [
+                structs.replace(s, seconds=deadline if s.verb is Verb.EXTEND else None)
+                for s in settlements
+            ],
+        )
+
+
+class _ModestAdmin(MemoryAdmin):
+    async def create_subscription(self, config: SubscriptionConfig) -> None:
+        await super().create_subscription(replace(config, message_ordering=False))
+
+    async def delete_topic(self, topic: str) -> None:
+        for subscription in (await self.describe_topic(topic)).subscriptions:
+            await self.delete_subscription(subscription)
+        await super().delete_topic(topic)
+
+    async def describe_subscription(self, subscription: str) -> SubscriptionStatus:
+        return replace(await super().describe_subscription(subscription), unsettled=None)
 
 
 @asynccontextmanager

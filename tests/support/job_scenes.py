@@ -87,7 +87,7 @@ class Scene:
         return record
 
     async def view_at(
-        self, job_id: str, *stages: JobStage, run: int = 1, within: float = 20.0
+        self, job_id: str, *stages: JobStage, run: int = 1, within: float = 240.0
     ) -> JobView:
         """The view once it is at one of `stages`."""
         async with asyncio.timeout(within):
@@ -97,7 +97,7 @@ class Scene:
                     return view
                 await asyncio.sleep(0.01)
 
-    async def ended(self, job_id: str, *, run: int = 1, within: float = 20.0) -> JobView:
+    async def ended(self, job_id: str, *, run: int = 1, within: float = 240.0) -> JobView:
         stages = (JobStage.TRANSCRIPT_COMPLETE, JobStage.FAILED, JobStage.CANCELLED)
         return await self.view_at(job_id, *stages, run=run, within=within)
 
@@ -119,7 +119,7 @@ class Scene:
         return [record async for batch in batches for record in batch]
 
 
-async def until(condition: Callable[[], Awaitable[bool]], within: float = 20.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], within: float = 240.0) -> None:
     async with asyncio.timeout(within):
         while not await condition():
             await asyncio.sleep(0.01)

@@ -24,8 +24,7 @@ class Scene:
     def relay(self, **options: Any) -> Relay:
         """One that is quick about everything."""
         defaults = {"poll": 0.02, "retry": Backoff(initial=0.01, maximum=0.05)}
-        source = options.pop("broker", self.pubsub)
-        return Relay(self.database, source, outbox=self.outbox, **{**defaults, **options})
+        return Relay(self.database, self.pubsub, outbox=self.outbox, **{**defaults, **options})
 
     async def add(
         self, *drafts: Draft, topic: str = "orders", after: float = 0.0
@@ -42,7 +41,7 @@ class Scene:
     async def stored(self, topic: str = "orders") -> list[Record]:
         return await stored(await self.pubsub.broker(), topic)
 
-    async def drained(self, within: float = 20.0) -> None:
+    async def drained(self, within: float = 240.0) -> None:
         """Wait until nothing is pending."""
 
         async def empty() -> bool:
@@ -71,7 +70,7 @@ async def stored(broker: Broker, topic: str = "orders") -> list[Record]:
     return [record async for batch in batches for record in batch]
 
 
-async def until(condition: Callable[[], Awaitable[bool]], within: float = 20.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], within: float = 240.0) -> None:
     async with asyncio.timeout(within):
         # The database has no event to wait for.
         while not await condition():

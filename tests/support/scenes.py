@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from penstock import PubSub, Subscription, Topic
+from penstock import Message, PubSub, Subscription, Topic
+from penstock.message import Delivery, Record
 from penstock.testing import VirtualClock
 
 
@@ -23,3 +24,10 @@ def now() -> float:
 
 async def publish(topic: Topic, count: int, **options: Any) -> list[str]:
     return [await topic.publish_message(b"%d" % n, **options) for n in range(count)]
+
+
+def loans(*ack_ids: str, key: str | None = None) -> list[Message]:
+    """Messages that nobody delivered; the number in an ack id is the sequence."""
+    records = [Record(int(a.lstrip("a")), a, b"", {}, key, "orders", 0) for a in ack_ids]
+    deliveries = [Delivery(record, record.message_id, 1, 10.0) for record in records]
+    return Message.of(deliveries, None, 0.0)

@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, Self
+from urllib.request import urlopen
 
 import nkeys  # type: ignore[import-untyped]
 import psycopg
@@ -35,15 +36,17 @@ class NatsServer:
         tls: bool = False,
         credentials: bool = False,
         sync: bool = False,
+        name: str = "tests",
         extra: str = "",
     ) -> None:
         self.folder = folder
+        self.name = name
         self.tls, self.credentials, self.sync, self.extra = tls, credentials, sync, extra
         self.port = -1
         self.pid = 0
 
     def __enter__(self) -> Self:
-        (self.folder / "run").mkdir(exist_ok=True)
+        (self.folder / "run").mkdir(parents=True, exist_ok=True)
         if self.tls:
             make_certificate(self.folder)
         self.start()
@@ -78,7 +81,7 @@ class NatsServer:
         parts = [
             f'listen: "127.0.0.1:{self.port}"',
             f'ports_file_dir: "{self.folder}/run"',
-            'server_name: "tests"',
+            f'server_name: "{self.name}"',
             f'jetstream {{ store_dir: "{self.folder}/data"'
             + (", sync_interval: always" if self.sync else "")
             + " }",
@@ -91,6 +94,66 @@ class NatsServer:
         if self.credentials:
             parts.append(make_credentials(self.folder))
         return "\n".join([*parts, self.extra, ""])
+
+
+class NatsCluster:
+    """Three servers, or more, that know each other, on loopback. Use it with `with`."""
+
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        routes = [_free_port() for _ in range(size)]
+        self._monitors = [_free_port() for _ in range(size)]
+        known = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
+        self.servers = [
+            NatsServer(
+                folder / f"n{at}",
+                name=f"n{at}",
+                extra=f'http: "127.0.0.1:{monitor}"\n'
+                'lame_duck_grace_period: "1s"\n'
+                f'cluster {{ name: "tests", listen: "127.0.0.1:{port}", routes: [{known}] }}\n'
+                'accounts { $SYS { users: [{ user: "system", password: "s" }] }, '
+                'APP { jetstream: enabled, users: [{ user: "app", password: "a" }] } }\n'
+                'no_auth_user: "app"',
+            )
+            for at, (port, monitor) in enumerate(zip(routes, self._monitors, strict=True))
+        ]
+
+    def __enter__(self) -> Self:
+        for one in self.servers:
+            one.__enter__()
+        self.wait_until_healthy()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self.servers:
+            server.stop(one.pid)
+
+    @property
+    def url(self) -> str:
+        return "nats://" + ",".join(f"127.0.0.1:{one.port}" for one in self.servers)
+
+    @property
+    def system_url(self) -> str:
+        """For requests that only the system's account may make."""
+        return f"nats://system:s@127.0.0.1:{self.servers[0].port}"
+
+    def named(self, name: str) -> NatsServer:
+        return next(one for one in self.servers if one.name == name)
+
+    def wait_until_healthy(self) -> None:
+        """Every server that runs has a leader and has caught up with it."""
+        for one, monitor in zip(self.servers, self._monitors, strict=True):
+            until = time.monotonic() + 120
+            while server.alive(one.pid) and not _is_healthy(monitor):
+                assert time.monotonic() < until, f"server {one.name} does not get well"
+                time.sleep(0.05)
+
+
+def _is_healthy(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def make_certificate(folder: Path) -> None:

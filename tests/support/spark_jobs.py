@@ -90,7 +90,7 @@ def stored(settings, topic):
     return asyncio.run(run())
 
 
-def wait_for(condition, within=90.0):
+def wait_for(condition, within=240.0):
     until = time.monotonic() + within
     while not condition():
         assert time.monotonic() < until, "took too long"

@@ -1,70 +1,12 @@
-"""What Spark tests share: topics with messages in them, and queries run to their end."""
+"""What Spark tests share: topics as frames, and queries run to their end."""
 
-import asyncio
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock import PubSub
-from penstock.brokers.nats.aio.connection import NatsOptions
-from penstock.brokers.nats.sync.connection import BlockingConnection
-from penstock.message import Draft, PublishFault
-
-
-def make(url: str, *topics: str, **options: Any) -> None:
-    async def create() -> None:
-        async with PubSub(url) as pubsub:
-            for topic in topics:
-                await pubsub.topic(topic).create(**options)
-
-    asyncio.run(create())
-
-
-def fill(
-    url: str,
-    topic: str,
-    numbers: Iterable[int],
-    *,
-    attributes: Mapping[str, str] | None = None,
-    ordering_key: str | None = None,
-    size: int = 0,
-) -> None:
-    """Publish each number as data, under an id made of it."""
-    drafts = [
-        Draft(b"%d" % n + bytes(size), dict(attributes or {}), ordering_key, f"{topic}/{n}")
-        for n in numbers
-    ]
-
-    async def publish() -> None:
-        async with PubSub(url) as pubsub:
-            broker = await pubsub.broker()
-            for at in range(0, len(drafts), 5000):
-                for answer in await broker.publish(topic, drafts[at : at + 5000]):
-                    if isinstance(answer, PublishFault):
-                        raise answer.error
-
-    asyncio.run(publish())
-
-
-def stored(url: str, topic: str) -> list[str]:
-    """The data of everything in a topic, as text, in order."""
-
-    async def read() -> list[str]:
-        async with PubSub(url) as pubsub:
-            log = (await pubsub.broker()).log
-            assert log is not None
-            last = (await log.extent(topic)).last
-            return [r.data.decode() async for batch in log.read(topic, 1, last) for r in batch]
-
-    return asyncio.run(read())
-
-
-def api(url: str, subject: str, body: Any = None) -> dict[str, Any]:
-    """An operator's request to JetStream."""
-    with BlockingConnection(NatsOptions.of(url)) as connection:
-        return connection.request(subject, body)
+# How long a query may take on a machine that has other things to do. Nothing waits that long.
+PATIENCE = 150.0
 
 
 def table(spark: SparkSession, url: str, topic: str, **options: Any) -> DataFrame:
@@ -93,7 +35,7 @@ def run_available(frame: DataFrame, folder: Path, name: str = "out") -> Path:
         .start()
     )
     try:
-        assert query.awaitTermination(50), "the query did not end"
+        assert query.awaitTermination(PATIENCE), "the query did not end"
     finally:
         query.stop()
     return out

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from penstock.batching import Together
+from penstock.batching import GroupCommit
+from penstock.errors import InternalError
 
 
 class Acts:
@@ -23,10 +24,10 @@ class Acts:
 
 async def test_a_lone_call_goes_at_once_and_the_rest_together():
     acts = Acts()
-    together = Together(acts)
-    calls = [asyncio.ensure_future(together.do(0))]
+    commit = GroupCommit(acts, all_or_none=True)
+    calls = [asyncio.ensure_future(commit.do(0))]
     await asyncio.sleep(0)
-    calls += [asyncio.ensure_future(together.do(n)) for n in range(1, 6)]
+    calls += [asyncio.ensure_future(commit.do(n)) for n in range(1, 6)]
     await asyncio.sleep(0)
     acts.gate.set()
     assert await asyncio.gather(*calls) == [0, 2, 4, 6, 8, 10]
@@ -36,24 +37,24 @@ async def test_a_lone_call_goes_at_once_and_the_rest_together():
 async def test_no_batch_is_larger_than_allowed():
     acts = Acts()
     acts.gate.set()
-    together = Together(acts, most=3)
-    await asyncio.gather(*(together.do(n) for n in range(8)))
+    commit = GroupCommit(acts, most=3)
+    await asyncio.gather(*(commit.do(n) for n in range(8)))
     assert max(map(len, acts.batches)) == 3
 
 
 async def test_a_failure_is_that_of_its_own_call_alone():
     acts = Acts(fails=lambda item: item == 3)
     acts.gate.set()
-    together = Together(acts)
-    answers = await asyncio.gather(*(together.do(n) for n in range(6)), return_exceptions=True)
+    commit = GroupCommit(acts, all_or_none=True)
+    answers = await asyncio.gather(*(commit.do(n) for n in range(6)), return_exceptions=True)
     assert isinstance(answers.pop(3), ZeroDivisionError)
     assert answers == [0, 2, 4, 8, 10]
 
 
 async def test_a_caller_that_is_cancelled_takes_nobody_along():
     acts = Acts()
-    together = Together(acts)
-    calls = [asyncio.ensure_future(together.do(n)) for n in range(4)]
+    commit = GroupCommit(acts, all_or_none=True)
+    calls = [asyncio.ensure_future(commit.do(n)) for n in range(4)]
     await asyncio.sleep(0)
     calls[2].cancel()
     calls[0].cancel()
@@ -61,15 +62,15 @@ async def test_a_caller_that_is_cancelled_takes_nobody_along():
     acts.gate.set()
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [a for a in answers if not isinstance(a, asyncio.CancelledError)] == [2, 6]
-    await together.aclose()
+    await commit.aclose()
 
 
 async def test_closing_waits_for_what_was_begun():
     acts = Acts()
-    together = Together(acts)
-    call = asyncio.ensure_future(together.do(1))
+    commit = GroupCommit(acts, all_or_none=True)
+    call = asyncio.ensure_future(commit.do(1))
     await asyncio.sleep(0)
-    closing = asyncio.ensure_future(together.aclose())
+    closing = asyncio.ensure_future(commit.aclose())
     await asyncio.sleep(0)
     assert not closing.done()
     acts.gate.set()
@@ -79,12 +80,97 @@ async def test_closing_waits_for_what_was_begun():
 
 async def test_when_the_work_itself_is_cancelled_nobody_waits_for_ever():
     acts = Acts()
-    together = Together(acts)
-    calls = [asyncio.ensure_future(together.do(n)) for n in range(3)]
+    commit = GroupCommit(acts, all_or_none=True)
+    calls = [asyncio.ensure_future(commit.do(n)) for n in range(3)]
     while not acts.batches:
         await asyncio.sleep(0)
-    together._task.cancel()
+    commit._task.cancel()
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(answer, asyncio.CancelledError) for answer in answers)
     with pytest.raises(asyncio.CancelledError):
         await calls[0]
+
+
+async def test_a_call_is_bounded_by_what_its_items_measure():
+    acts = Acts()
+    acts.gate.set()
+    commit = GroupCommit(acts, most=5, most_bytes=100, measure=lambda item: (2, item))
+    answers = await asyncio.gather(*(commit.do(n) for n in (10, 500, 60, 50, 20, 10)))
+    assert answers == [20, 1000, 120, 100, 40, 20]
+    assert acts.batches == [[10], [500], [60], [50, 20], [10]]
+
+
+async def test_most_items_want_no_answer_and_those_that_do_get_their_own():
+    acts = Acts()
+    acts.gate.set()
+    commit = GroupCommit(acts, most=3)
+    answers = {}
+    for n in range(8):
+        if n % 3 == 1:
+            answers[n] = commit.ask(n)
+        else:
+            commit.add(n)
+    assert (len(commit), commit.unanswered) == (8, 8)
+    assert await commit.finished()
+    assert {n: answer.result() for n, answer in answers.items()} == {1: 2, 4: 8, 7: 14}
+    assert acts.batches == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert commit.unanswered == 0
+
+
+async def test_what_was_cancelled_before_its_call_is_left_out():
+    acts = Acts()
+    commit = GroupCommit(acts)
+    first = commit.ask(0)
+    await asyncio.sleep(0)
+    later = [commit.ask(n) for n in range(1, 5)]
+    later[1].cancel()
+    acts.gate.set()
+    assert await asyncio.gather(first, *later[:1], *later[2:]) == [0, 2, 6, 8]
+    assert acts.batches == [[0], [1, 3, 4]]
+
+
+async def test_a_call_waits_for_those_who_are_about_to_come_with_more():
+    acts = Acts()
+    acts.gate.set()
+    commit = GroupCommit(acts, quiet_turns=5)
+
+    async def comes_again(n):
+        await commit.do(n)
+        for _ in range(n):
+            await asyncio.sleep(0)
+        await commit.do(n)
+
+    await asyncio.gather(*(comes_again(n) for n in range(4)))
+    assert acts.batches == [[0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+async def test_giving_up_answers_everybody_and_ends_the_call():
+    acts = Acts()
+    commit = GroupCommit(acts)
+    calls = [commit.ask(0)]
+    await asyncio.sleep(0)
+    calls.append(commit.ask(1))
+    assert not await commit.finished(timeout=1)
+    commit.give_up(-1)
+    assert await asyncio.gather(*calls) == [-1, -1]
+    assert (len(commit), commit.unanswered) == (0, 0)
+    acts.gate.set()
+    assert await commit.do(2) == 4
+    assert acts.batches == [[0], [2]]
+
+
+async def test_a_short_answer_is_an_error_not_a_wait_for_ever():
+    async def forgets(items):
+        return []
+
+    with pytest.raises(InternalError, match="0 answers came for 1"):
+        await GroupCommit(forgets).do(1)
+
+
+async def test_without_a_promise_of_all_or_none_nothing_is_done_twice():
+    acts = Acts(fails=lambda item: item == 1)
+    acts.gate.set()
+    commit = GroupCommit(acts)
+    answers = await asyncio.gather(*(commit.do(n) for n in range(3)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ZeroDivisionError] * 3
+    assert acts.batches == [[0, 1, 2]]

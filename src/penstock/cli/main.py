@@ -1,12 +1,26 @@
-"""`penstock`: one group of commands a file."""
+"""`penstock`: one group of commands a file, loaded when it is asked for."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import typer
+
+# Groups by name, where they are, and the extra they need.
+_GROUPS = {
+    "run": ("penstock.cli.run", "cli"),
+    "asyncapi": ("penstock.cli.asyncapi", "cli"),
+    "dead": ("penstock.cli.dead", "cli"),
+    "topics": ("penstock.cli.topics", "cli"),
+    "subscriptions": ("penstock.cli.topics", "cli"),
+    "server": ("penstock.cli.server", "cli,local"),
+    "jobs": ("penstock.cli.jobs", "cli,web,media,local"),
+    "worker": ("penstock.cli.worker", "cli,web,media,local"),
+    "pipeline": ("penstock.cli.pipeline", "cli,web,media,local"),
+}
 
 
 def main() -> None:
@@ -14,7 +28,6 @@ def main() -> None:
         import typer
     except ImportError:
         sys.exit("The penstock command needs its extra: pip install 'penstock[cli,local]'")
-    from penstock.cli.server import server
     from penstock.errors import PenstockError
 
     # Their pretty tracebacks show local variables, and those may hold tokens.
@@ -23,30 +36,37 @@ def main() -> None:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    app.add_typer(server, name="server")
-    _add_jobs(app)
+    app.callback()(_commands)
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    for name in [wanted] if wanted in _GROUPS else _GROUPS:
+        _add(app, name)
     try:
         app()
     except PenstockError as error:
         sys.exit(f"penstock: {error}")
 
 
-def _add_jobs(app: typer.Typer) -> None:
-    """The groups that need more packages, or a line that says which."""
+def _commands() -> None:
+    """Reliable messaging and job pipelines."""
+    # There for one reason: a program with one command, because one was asked for, has no names.
 
+
+def _add(app: typer.Typer, name: str) -> None:
+    """A group, or a line that says what it needs."""
+    import typer
+
+    module, extra = _GROUPS[name]
     try:
-        from penstock.cli.jobs import jobs
-        from penstock.cli.pipeline import pipeline
-        from penstock.cli.worker import worker
+        group = getattr(import_module(module), name)
     except ImportError as error:
         missing = error.name
 
         def explain() -> None:
-            sys.exit(f"This needs {missing}: pip install 'penstock[cli,web,media,local]'")
+            sys.exit(f"This needs {missing}: pip install 'penstock[{extra}]'")
 
-        for name in ("jobs", "worker", "pipeline"):
-            app.command(name, help="(not installed)")(explain)
+        app.command(name, help="(not installed)")(explain)
         return
-    app.add_typer(jobs, name="jobs")
-    app.command("worker", no_args_is_help=True)(worker)
-    app.add_typer(pipeline, name="pipeline")
+    if isinstance(group, typer.Typer):
+        app.add_typer(group, name=name)
+    else:
+        app.command(name, no_args_is_help=name == "worker")(group)

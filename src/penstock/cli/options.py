@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from penstock.cli.api import Api
+from penstock.connect import broker_kind
 from penstock.errors import InvalidArgumentError
 from penstock.jobs.pipeline.declaration import Pipeline, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA, MEDIA_REFERENCE
@@ -38,9 +39,10 @@ class SettingsOptions:
         """The settings, with what the command has to say itself."""
         pipeline = MEDIA if self.pipeline == MEDIA_REFERENCE else pipeline_here(self.pipeline)
         settings = load_settings(self.config, pipeline=pipeline, **self.given, **own)
-        if settings.url.startswith("memory:"):
+        if not broker_kind(settings.url).shared:
+            scheme = settings.url.partition("://")[0]
             raise InvalidArgumentError(
-                "The broker memory:// cannot be shared with other processes; give one that can, "
+                f"The broker {scheme}:// cannot be shared with other processes; give one that can, "
                 "such as --url local://./penstock-data or --url nats://127.0.0.1"
             )
         return settings

@@ -84,8 +84,8 @@ def _run(
     *,
     once: bool,
 ) -> None:
+    from penstock.spark import session
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
-    from penstock.spark.session.session import session
 
     log_to_terminal()
     chosen = PipelineOptions(**options)

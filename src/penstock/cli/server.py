@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.brokers.nats.local.folder import LocalServer
+from penstock.broker import OwnServer
+from penstock.connect import own_server
 
 server = typer.Typer(help="The local server of a folder.", no_args_is_help=True)
 
@@ -39,5 +40,5 @@ def status(folder: Folder) -> None:
     typer.echo(f"Running on 127.0.0.1:{state.port} (process {state.pid}), stored in {folder}.")
 
 
-def _of(folder: Path) -> LocalServer:
-    return LocalServer(folder.expanduser().absolute())
+def _of(folder: Path) -> OwnServer:
+    return own_server(f"local://{folder}")

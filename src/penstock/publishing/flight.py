@@ -46,9 +46,9 @@ class Flight(Struct, eq=False, gc=False):
     """A message on its way.
 
     `await flight.ack` gives its receipt, or raises what became of it. `state` says the same at
-    any time. DUPLICATE: the broker had it already. REJECTED: it will never be stored. TIMED_OUT
-    and UNKNOWN: no answer came, so it may or may not be stored; publishing it again with the same
-    message id is safe within the topic's duplicate window.
+    any time. DUPLICATE: the broker had it already. REJECTED: it is not stored. TIMED_OUT and
+    UNKNOWN: some attempt was not answered, so it may or may not be stored; publishing it again
+    with the same message id is safe within the topic's duplicate window.
     """
 
     # Without the garbage collector: what might refer back to a flight, a task that waits for its
@@ -60,8 +60,10 @@ class Flight(Struct, eq=False, gc=False):
     publish_time: float | None = None
     attempts: int = 0
     _began: float = 0.0
+    _in_doubt: bool = False
     _result: Receipt | PenstockError | None = None
     _ack: asyncio.Future[Receipt] | None = None
+    _turn: asyncio.Future[None] | None = None
 
     @property
     def subject(self) -> str:
@@ -101,6 +103,16 @@ class Flight(Struct, eq=False, gc=False):
         self._result = result
         if self._ack is not None:
             self._settle_ack()
+        self.take_turn()
+
+    async def turn(self) -> None:
+        """Until those of its key before it have ended, or it has."""
+        self._turn = asyncio.get_running_loop().create_future()
+        await self._turn
+
+    def take_turn(self) -> None:
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
 
     def _settle_ack(self) -> None:
         if self._ack is None or self._result is None or self._ack.done():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable
 from inspect import isawaitable
 from typing import Any
 
+from penstock.callbacks import survive
 from penstock.publishing.options import PublisherListener
-
-_log = logging.getLogger("penstock")
 
 
 class Announcer:
@@ -28,8 +26,8 @@ class Announcer:
             return
         try:
             work = getattr(self._listener, event)(*args)
-        except Exception:
-            _log.exception("A publisher's listener failed in %s", event)
+        except BaseException as error:
+            survive(error, f"{event} of a publisher's listener")
             return
         if work is not None and isawaitable(work):
             self._waiting.append(work)
@@ -54,7 +52,9 @@ class Announcer:
             while self._waiting:
                 try:
                     await self._waiting.popleft()
-                except Exception:
-                    _log.exception("A publisher's listener failed")
+                except BaseException as error:
+                    if self._task is not None and self._task.cancelling():
+                        raise
+                    survive(error, "A publisher's listener")
         finally:
             self._task = None

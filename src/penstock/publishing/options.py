@@ -7,14 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.callbacks import survive
 from penstock.config import check_whole
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.publishing.flight import Flight
+from penstock.retrying import Persistence, is_retryable
 from penstock.rules.backoff import Backoff
-
-
-def _is_retryable(error: PenstockError) -> bool:
-    return error.retryable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +29,7 @@ class PublishRetry:
     backoff: float = 0.25
     maximum_backoff: float = 5.0
     deadline: float | None = None
-    retry_on: Callable[[PenstockError], bool] = _is_retryable
+    retry_on: Callable[[PenstockError], bool] = is_retryable
 
     def __post_init__(self) -> None:
         check_whole("attempts", self.attempts, 1)
@@ -47,12 +45,22 @@ class PublishRetry:
         chance: Callable[[], float] = random.random,
     ) -> float | None:
         """Seconds to wait after `attempts` attempts and `elapsed` seconds; None: give up."""
-        if attempts >= self.attempts or not self.retry_on(error):
+        if not self._worth_it(error):
             return None
-        backoff = Backoff(initial=self.backoff, maximum=self.maximum_backoff)
-        delay = backoff.delay(attempts, chance)
-        too_late = self.deadline is not None and elapsed + delay > self.deadline
-        return None if too_late else delay
+        persistence = Persistence(
+            backoff=Backoff(initial=self.backoff, maximum=self.maximum_backoff),
+            attempts=self.attempts,
+            within=self.deadline,
+            worth_it=lambda _: True,
+        )
+        return persistence.pause(attempts, elapsed, error, chance)
+
+    def _worth_it(self, error: PenstockError) -> bool:
+        try:
+            return bool(self.retry_on(error))
+        except BaseException as mistake:
+            survive(mistake, "retry_on of a publisher's retry")
+            return False
 
 
 class PublisherListener:

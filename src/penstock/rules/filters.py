@@ -6,8 +6,8 @@
     hasPrefix(attributes.key, "prefix")
     NOT term    -term    a AND b    a OR b    (a OR b) AND c
 
-Operators are upper case, a key that is not an identifier is quoted, and AND and OR mix only with
-parentheses. A filter has at most 256 bytes.
+Operators are upper case, and AND and OR mix only with parentheses. A key is quoted when it has
+characters other than letters, digits, hyphens and underscores. A filter has at most 256 bytes.
 """
 
 from __future__ import annotations
@@ -99,7 +99,29 @@ _TOKEN = re.compile(
       | (?P<symbol>!=|[=.:,()\-])""",
     re.VERBOSE | re.DOTALL,
 )
-_ESCAPE = re.compile(r"\\(?:(?P<plain>[\"\\'])|u(?P<hex>[0-9A-Fa-f]{4}))")
+_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_ESCAPE = re.compile(
+    r"""\\(?:(?P<plain>["\\'?`])
+          | (?P<control>[abfnrtv])
+          | (?P<octal>[0-3][0-7]{2})
+          | [xX](?P<byte>[0-9A-Fa-f]{2})
+          | u(?P<pair>[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2})
+          | u(?P<short>(?![dD][89a-fA-F])[0-9A-Fa-f]{4})
+          | U(?P<long>(?!0000[dD][89a-fA-F])(?:000[0-9A-Fa-f]{5}|0010[0-9A-Fa-f]{4})))""",
+    re.VERBOSE,
+)
+_CONTROL = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True))
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    if escape["plain"] or escape["control"]:
+        return escape["plain"] or _CONTROL[escape["control"]]
+    if escape["octal"]:
+        return chr(int(escape["octal"], 8))
+    if escape["pair"]:
+        high, _, low = escape["pair"].partition("\\u")
+        return chr(0x10000 + ((int(high, 16) & 0x3FF) << 10 | int(low, 16) & 0x3FF))
+    return chr(int(escape["byte"] or escape["short"] or escape["long"], 16))
 
 
 class _Parser:
@@ -176,12 +198,15 @@ class _Parser:
         return test if equal else Not(test)
 
     def key(self) -> str:
-        if self.now.kind == "word":
-            return self.take().text
         if self.now.kind == "string":
             return self.string()
-        self.fail(f"expected an attribute key, found {self.now}")
-        return None
+        found = _KEY.match(self.text, self.now.column - 1)
+        if found is None:
+            self.fail(f"expected an attribute key, found {self.now}")
+        # What is a word, a minus and another word elsewhere is one key here.
+        while self.now.kind != "end" and self.now.column <= found.end():
+            self.take()
+        return found[0]
 
     def string(self) -> str:
         if self.now.kind != "string":
@@ -194,10 +219,12 @@ class _Parser:
             if escape is None:
                 column = token.column + 1 + slash
                 raise FilterError(
-                    'unknown escape; use \\", \\\\ or \\u and four digits', self.text, column
+                    'unknown escape; use \\", \\\\, \\n, \\x41, \\101 or \\u and four digits '
+                    "(two of them for what is beyond)",
+                    self.text,
+                    column,
                 )
-            plain, code = escape["plain"], escape["hex"]
-            parts += [inner[at:slash], plain or chr(int(code, 16))]
+            parts += [inner[at:slash], _unescaped(escape)]
             at = escape.end()
         return "".join([*parts, inner[at:]])
 

@@ -67,6 +67,13 @@ class Lanes(Generic[T]):
         self.waiting -= len(queue or ())
         return list(queue or ())
 
+    def take_all(self) -> list[T]:
+        """Remove and return what waits in every lane; current items keep their lanes."""
+        waiting = list(self.items_waiting())
+        self._queues.clear()
+        self.waiting = 0
+        return waiting
+
     def keep_waiting(self, wanted: Callable[[T], bool]) -> None:
         """Remove what waits and is no longer wanted."""
         for key, queue in list(self._queues.items()):
@@ -79,8 +86,5 @@ class Lanes(Generic[T]):
 
     def clear(self) -> list[T]:
         """Free every lane; returns what was waiting."""
-        left = list(self.items_waiting())
         self._current.clear()
-        self._queues.clear()
-        self.waiting = 0
-        return left
+        return self.take_all()

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.config import check_whole
+from penstock.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowControl:
     """How much a subscriber takes on at once.
 
-    `max_messages`, `max_bytes`: pulling stops when the unsettled messages reach either.
+    `max_messages`, `max_bytes`: pulling stops when the unsettled messages reach either; bytes are
+    those of data and attributes.
     `allow_excess_messages`: let a batch that was asked for while there was room go over.
     """
 
@@ -22,6 +24,10 @@ class FlowControl:
     def __post_init__(self) -> None:
         check_whole("max_messages", self.max_messages, 1)
         check_whole("max_bytes", self.max_bytes, 1)
+        if not isinstance(self.allow_excess_messages, bool):
+            raise InvalidArgumentError(
+                f"allow_excess_messages must be True or False, not {self.allow_excess_messages!r}"
+            )
 
 
 class Window:

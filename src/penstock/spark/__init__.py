@@ -1,5 +1,5 @@
 """Spark reads and writes topics: `format("penstock")`, and sessions that need no setting up."""
 
-from penstock.spark.session.session import activate, session
+from penstock.spark.session.starting import activate, session
 
 __all__ = ["activate", "session"]

@@ -1,110 +1,94 @@
-"""What a subscriber has in hand: from the delivery to the handler to the settlement."""
+"""What a subscriber has in hand: the one owner of deliveries, from their arrival to their end.
+
+    accept ─▶ lease ─▶ order ─▶ held ─▶ handler ─▶ settle ─▶ the broker
+                                  └──▶ take (async for)
+
+The rules (`LeaseBook`, `KeyOrder`, the window of `Flow`) are asked and never ask; `HandlerPool`
+and `Settler` do what they are told and report here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextvars import copy_context
-from inspect import isawaitable
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
 
-from penstock.broker import Capabilities
-from penstock.clock import NS, Alarm, Clock
-from penstock.errors import ClosedError, PenstockError
-from penstock.message import AckResponse, Delivery, Message, Settlement, Verb
-from penstock.rules.window import Window
+from penstock.broker import Broker
+from penstock.capabilities import check_delayed_nack
+from penstock.clock import NS, Alarm
+from penstock.errors import ClosedError, FlowControlError, PenstockError
+from penstock.message import AckResponse, Delivery, Message, Record, Settlement, Verb
+from penstock.retrying import Persistence
+from penstock.subscribing.flow import Flow
 from penstock.subscribing.handlers import HandlerPool
 from penstock.subscribing.leases import LeaseBook, LeaseExtension
 from penstock.subscribing.options import SubscriberOptions
 from penstock.subscribing.ordering import KeyOrder
 from penstock.subscribing.settling import Settler
-
-# How long the others of an ordering key wait for one that failed to come back. Brokers that need
-# this redeliver within milliseconds; a message that was moved to the dead letters never returns.
-_RETURNS_WITHIN = 5.0
-# How leases of messages that wait behind their key are kept.
-_WHILE_PARKED = LeaseExtension(interval=600.0, jitter=0.0, max_total=3600.0)
-
-Handler: TypeAlias = Callable[[Message], Any]
+from penstock.subscribing.source import Handler, Source
 
 
-class InFlight:
-    """Hands deliveries to the handler, one of an ordering key at a time, and lets go of them
-    when they are settled or their lease ends.
+class Deliveries:
+    """Takes deliveries in hand, gives them to handlers, one of an ordering key at a time, and
+    lets go of them when they are settled or their lease ends.
 
     A message in hand is in the window and has a lease. It waits behind its key in `_order`, in
-    `_held` (no room, paused or no handler yet) or in the pool; or its handler has it.
+    `_held` (no room, paused or nobody to take it) or in the pool; or its handler has it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        options: SubscriberOptions,
-        *,
-        clock: Clock,
-        settler: Settler,
-        exactly_once: Callable[[], Awaitable[bool]],
-        on_error: Callable[[BaseException], None],
-        on_change: Callable[[], None],
-    ) -> None:
-        self._name = name
-        self._clock = clock
-        self._settler = settler
-        self._exactly_once = exactly_once
-        self._on_error = on_error
-        self._on_change = on_change
-        # Handlers must not see what happened to be set where they are called from.
-        self._context = copy_context()
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, source: Source, options: SubscriberOptions) -> None:
+        self._source = source
+        self._clock = source.clock
+        self.flow = Flow()
+        self._window = self.flow.window
         self._leases = LeaseBook()
-        self._alarm = Alarm(clock, self._on_alarm)
-        self._held: deque[Message] = deque()
         self._order: KeyOrder | None = None
-        self._outlived: set[Message] = set()
+        self._broker: Broker | None = None
         self._broker_orders = True
-        self._broker_sets_deadlines = True
-        self._granted = 60.0
-        self._keep_until: dict[str, float] = {}
+        self._alarm = Alarm(source.clock, self._on_alarm)
+        self._held: deque[Message] = deque()
+        self.handlers = HandlerPool(self, may_start=self._may_start, on_done=self._handler_done)
+        self._outlived: set[Message] = set()
+        self._settler = Settler(source, Persistence(backoff=options.backoff), self._answered)
+        self._flowing = True
         self._drain_due = False
-        self._cancelling = False
-        self._closed = False
-        self.handler: Handler | None = None
-        self.on_held: Callable[[], None] | None = None
-        self.flowing = True
-        self.ack_deadline = options.ack_deadline or 60.0
-        self.expired: list[str] | None = None
-        self.window = Window(1, 1)
-        self.pool = HandlerPool(
-            self._spawn, limit=1, wanted=self._leases.__contains__, on_done=self._handler_done
-        )
+        self._ending = self._closed = False
+        self._expired: list[str] | None = None
         self.configure(options)
 
     def configure(self, options: SubscriberOptions) -> None:
         """Take over options; what is in hand stays in hand."""
-        flow, streaming = options.flow_control, options.streaming
-        self._options = options
-        self._max_delivered = flow.max_messages
-        self.window.max_messages = (
-            flow.max_messages + streaming.max_streams * streaming.high_water_mark
-        )
-        self.window.max_bytes = flow.max_bytes
-        self.pool.limit = flow.max_messages
+        self.flow.configure(options)
+        self.handlers.configure(self.flow.max_delivered, options.threads)
+        extension = options.lease_extension
+        if extension is None and options.threads:
+            extension = LeaseExtension()
+        self._leases.configure(options.ack_deadline, extension)
+        # By the end of it the leases have run out, and the broker redelivers anyway.
+        patience = options.ack_deadline or 60.0
+        self._settler.persistence = Persistence(backoff=options.backoff, within=patience)
         if options.message_ordering and self._order is None:
             self._order = KeyOrder(broker_orders=self._broker_orders)
         elif not options.message_ordering and self._order is not None:
             self._held.extend(self._order.clear())
             self._order = None
-        self.drain_soon()
+        self._drain_soon()
+        self.flow.changed()
 
-    def learn(self, capabilities: Capabilities) -> None:
+    def learn(self, broker: Broker) -> None:
         """What the broker does by itself, known once it is connected and before it delivers."""
-        self._broker_sets_deadlines = capabilities.sets_deadlines
+        self._broker = broker
+        capabilities = broker.capabilities
+        self._leases.learn(broker_sets_deadlines=capabilities.sets_deadlines)
         if self._broker_orders != capabilities.ordering:
             self._broker_orders = capabilities.ordering
             if self._order is not None:
                 self._held.extend(self._order.clear())
                 self._order = KeyOrder(broker_orders=self._broker_orders)
+
+    # What is in hand.
 
     def __len__(self) -> int:
         """Messages with a lease."""
@@ -113,125 +97,183 @@ class InFlight:
     def __contains__(self, message: Message) -> bool:
         return message in self._leases
 
-    @property
-    def waiting(self) -> int:
-        """Messages that could be handed over now, were there room, a handler and no pause."""
-        return len(self._held)
-
     def messages(self) -> list[Message]:
         """What has a lease."""
         return list(self._leases)
 
-    # Deliveries arrive and go to the handler.
+    @property
+    def waiting(self) -> int:
+        """Messages that could be handed over now, were there room, somebody to take them and no
+        pause."""
+        return len(self._held)
 
-    def accept(self, deliveries: Sequence[Delivery]) -> None:
-        """Take deliveries in hand and hand over what may go."""
+    @property
+    def ack_deadline(self) -> float:
+        return self._leases.ack_deadline
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Messages and bytes that the next pull may ask for."""
+        return self.flow.share(unsent=len(self._settler), waiting=len(self._held))
+
+    # Deliveries arrive and are handed over.
+
+    def accept(self, deliveries: Sequence[Delivery], asked: int) -> None:
+        """Take in hand what a pull for `asked` messages brought, and hand over what may go."""
+        if len(deliveries) > asked:
+            self._refuse(deliveries[asked:], asked)
+            deliveries = deliveries[:asked]
+        if not deliveries:
+            return
         now = self._clock.monotonic()
         received = self._clock.time_ns() / NS
-        messages = [Message(delivery, self, received) for delivery in deliveries]
-        size = sum([len(delivery.record.data) for delivery in deliveries])
-        self.window.take(len(messages), size)
-        granted = deliveries[0].ack_deadline
-        wanted = self._options.ack_deadline or granted
-        self.ack_deadline = wanted
-        self._leases.begin(messages, now + wanted)
-        self._granted = granted
-        if wanted != granted:
-            for delivery in deliveries:
-                self._settler.add(Settlement(delivery.ack_id, Verb.EXTEND, wanted))
-            self._keep(messages, now, now + wanted)
-        extension = self._options.lease_extension
-        if extension is not None:
-            self._leases.renew(messages, now, now + extension.pause(wanted))
+        messages = Message.of(deliveries, self.handlers.owner, received)
+        size = sum([_size(delivery.record) for delivery in deliveries])
+        self._window.take(len(messages), size)
+        self._send_all(self._leases.begin(messages, deliveries[0].ack_deadline, now))
         if self._order is not None:
-            messages, parked = self._order.enter(messages)
-            self._leases.renew(parked, now, now + wanted / 2)
+            messages, behind = self._order.enter(messages)
+            self._leases.park(behind, now)
         self._alarm.set(self._leases.next())
         self._held.extend(messages)
-        self.drain()
+        self.flow.changed()
+        self._drain()
+        if self._held:
+            self._park(islice(reversed(self._held), len(messages)))
 
-    def drain(self) -> None:
-        """Deliver what waits and may go now."""
-        if self.on_held is not None and self._held:
-            self.on_held()
-        # What handlers called here set free is delivered by this very loop.
-        self._drain_due = True
-        window, held = self.window, self._held
-        while held and self.flowing and self.handler is not None:
-            # What is held counts in the window, so this cannot be full while the window is not.
-            if window.messages > self._max_delivered and self._full():
-                break
-            self._deliver(held.popleft(), self.handler)
-        self._drain_due = False
+    def deliver_to(self, listeners: Sequence[Handler]) -> None:
+        """Call these from now on; without any messages wait, or are taken."""
+        self.handlers.listen(listeners)
+        self._drain_soon()
 
-    def drain_soon(self) -> None:
-        """Deliver later in this turn of the loop: a settlement must not run the next handler
-        inside the one that made it."""
-        if self._held and not self._drain_due:
-            self._drain_due = True
-            asyncio.get_running_loop().call_soon(self.drain)
+    def pause(self) -> None:
+        """Hand nothing over until `resume`."""
+        self._flowing = False
 
-    def take_waiting(self) -> Message | None:
-        """The next message for whoever asks for it, instead of a handler."""
-        if self._held and self.flowing and not self._full():
-            return self._held.popleft()
-        return None
+    def resume(self) -> None:
+        self._flowing = True
+        self._drain_soon()
+        self.flow.changed()
+
+    def take(self) -> Message | None:
+        """The next message for whoever asks for it, if it may be handed over now."""
+        if not self._held or not self._flowing or self._full():
+            return None
+        self.flow.changed()
+        message = self._held.popleft()
+        self._start(message)
+        return message
+
+    @property
+    def taken_by_nobody(self) -> bool:
+        """What waits will not be handed over as things are."""
+        return not self._flowing or not (self.handlers.listening or self.flow.ahead is not None)
+
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Release what was never taken in hand."""
+        self._send_all([Settlement(delivery.ack_id, Verb.RELEASE) for delivery in deliveries])
 
     def give_back_waiting(self) -> list[str]:
         """Release everything whose handler has not started; returns the ids."""
-        waiting = [*self._held, *self.pool.take_waiting()]
+        waiting = [*self._held, *self.handlers.take_waiting()]
         self._held.clear()
         if self._order is not None:
-            waiting += self._order.clear()
+            waiting += self._order.take_waiting()
         ids = [message.id for message in waiting if message in self._leases]
         for message in waiting:
             self._release(message)
         return ids
 
+    def _drain(self) -> None:
+        """Deliver what waits and may go now."""
+        # What handlers called here set free is delivered by this very loop.
+        self._drain_due = True
+        window, most, held = self._window, self.flow.max_delivered, self._held
+        parked, handlers = self._leases.parked, self.handlers
+        try:
+            while held and self._flowing and handlers.listening:
+                # What is held counts in the window: this cannot be full while that is not.
+                if window.messages > most and self._full():
+                    break
+                message = held.popleft()
+                if parked:
+                    self._start(message)
+                if not handlers.call(message):
+                    self._park([message])
+        finally:
+            self._drain_due = False
+
+    def _drain_soon(self) -> None:
+        """Deliver later in this turn of the loop: a settlement must not run the next handler
+        inside the one that made it."""
+        if self._held and not self._drain_due:
+            self._drain_due = True
+            asyncio.get_running_loop().call_soon(self._drain)
+
+    def _park(self, messages: Iterable[Message]) -> None:
+        """They wait to be seen: what nobody saw must not end as a failed attempt."""
+        self._leases.park(messages, self._clock.monotonic())
+        self._alarm.set(self._leases.next())
+
+    def _start(self, message: Message) -> None:
+        """It will be seen: from here on its lease is its handler's business."""
+        if message.ack_id in self._leases.parked:
+            self._send_all(self._leases.start(message, self._clock.monotonic()))
+
+    def _may_start(self, message: Message) -> bool:
+        self._start(message)
+        return message in self._leases
+
     def _full(self) -> bool:
         """As many messages as the flow control allows are beyond waiting."""
-        if self._options.flow_control.allow_excess_messages:
-            return False
-        waiting = len(self._held) + (self._order.waiting if self._order is not None else 0)
-        return self.window.messages - waiting >= self._max_delivered
+        behind = self._order.waiting if self._order is not None else 0
+        return self.flow.full(len(self._held) + behind)
 
-    def _deliver(self, message: Message, handler: Handler) -> None:
-        context = self._context.copy()
-        try:
-            work = context.run(handler, message)
-        except (Exception, asyncio.CancelledError) as error:
-            self._handler_done(message, error)
-        else:
-            if work is not None and isawaitable(work):
-                self.pool.submit(message, work, context)
+    def _refuse(self, excess: Sequence[Delivery], asked: int) -> None:
+        self.give_back(excess)
+        self._source.report(
+            FlowControlError(
+                f"Flow control: max messages exceeded: the broker sent {asked + len(excess)} for "
+                f"{asked} asked of subscription {self._source.name!r}; the rest was given back"
+            )
+        )
 
     def _handler_done(self, message: Message, failure: BaseException | None) -> None:
-        self._leases.stop_renewing(message.ack_id)
+        self._leases.stop_extending(message)
         outlived = message in self._outlived
         self._outlived.discard(message)
         if failure is not None:
-            if not self._closed:
-                message.nack()
-            if not self._cancelling or not isinstance(failure, asyncio.CancelledError):
-                if not hasattr(failure, "__notes__"):
-                    failure.add_note(f"Handling message {message.id!r} of {self._name!r}")
-                self._on_error(failure)
+            self._handler_failed(message, failure)
         if outlived:
             self._leave_order(message, failed=True)
-        self._on_change()
+        self.flow.changed()
 
-    # Messages are settled.
+    def _handler_failed(self, message: Message, failure: BaseException) -> None:
+        if self._ending and isinstance(failure, asyncio.CancelledError):
+            return  # `abandon` did it, and gives the message back.
+        if not self._closed:
+            message.nack()
+        # An exception is somebody else's class, and may refuse even this.
+        with suppress(Exception):
+            if not hasattr(failure, "__notes__"):
+                failure.add_note(f"Handling message {message.id!r} of {self._source.name!r}")
+        self._source.report(failure)
+
+    # Messages are settled: the verbs of `Message`.
 
     def settle(self, message: Message, verb: Verb, seconds: float | None) -> None:
         if self._closed:
             raise ClosedError(
-                f"Subscription {self._name!r} is closed: message {message.id!r} can no longer be "
-                f"settled ({verb.value}) and will be delivered again"
+                f"Subscription {self._source.name!r} is closed: message {message.id!r} can no "
+                f"longer be settled ({verb.value}) and will be delivered again"
             )
+        if seconds and self._broker is not None:
+            check_delayed_nack(self._broker, self._source.name)
         ack_id = message._delivery.ack_id
         self._settler.add(Settlement(ack_id, verb, seconds))
-        if self._leases.end(ack_id) is not None:
-            self._let_go(message, verb is Verb.NACK)
+        held = self._leases.end(ack_id)
+        if held is not None:
+            self._let_go(held, verb is Verb.NACK)
 
     async def settle_with_response(
         self, message: Message, verb: Verb, *, first: bool
@@ -240,34 +282,43 @@ class InFlight:
             return AckResponse.FAILED_PRECONDITION
         if not first:
             try:
-                exactly_once = await self._exactly_once()
+                exactly_once = await self._source.is_exactly_once()
             except PenstockError:
                 return AckResponse.FAILED_PRECONDITION
             return AckResponse.INVALID if exactly_once else AckResponse.SUCCESS
-        response = self._settler.add_with_response(Settlement(message.ack_id, verb))
-        if self._leases.end(message.ack_id) is not None:
-            self._let_go(message, verb is Verb.NACK)
-        return await response
+        response = self._settler.ask(Settlement(message.ack_id, verb))
+        held = self._leases.end(message.ack_id)
+        if held is not None:
+            self._let_go(held, verb is Verb.NACK)
+        # The message is settled, whether or not its handler lives to hear the answer.
+        return await asyncio.shield(response)
 
     def modify_ack_deadline(self, message: Message, seconds: float) -> None:
         if self._closed:
             raise ClosedError(
-                f"Subscription {self._name!r} is closed: the deadline of message {message.id!r} "
-                "can no longer be changed"
+                f"Subscription {self._source.name!r} is closed: the deadline of message "
+                f"{message.id!r} can no longer be changed"
             )
         now = self._clock.monotonic()
-        self._settler.add(Settlement(message.ack_id, Verb.EXTEND, seconds))
-        self._leases.prolong([message.ack_id], now + seconds)
-        if message in self._leases:
-            self._keep([message], now, now + seconds)
+        self._settler.add(self._leases.prolong(message.ack_id, seconds, now))
         self._alarm.set(self._leases.next())
 
-    def refused(self, settlement: Settlement, response: AckResponse) -> None:
-        """The broker says a delivery is not ours any more: stop counting it."""
-        if settlement.verb is Verb.EXTEND and response is AckResponse.INVALID:
-            message = self._leases.end(settlement.ack_id)
-            if message is not None:
-                self._expire([message])
+    def _answered(
+        self, settlements: Sequence[Settlement], responses: Sequence[AckResponse]
+    ) -> None:
+        self.flow.changed()
+        if responses.count(AckResponse.SUCCESS) == len(responses):
+            return
+        for settlement, response in zip(settlements, responses, strict=True):
+            if settlement.verb is Verb.EXTEND and response is AckResponse.INVALID:
+                # The broker says it is not ours any more: stop counting it.
+                message = self._leases.end(settlement.ack_id)
+                if message is not None:
+                    self._expire([message])
+
+    def _send_all(self, settlements: Sequence[Settlement]) -> None:
+        for settlement in settlements:
+            self._settler.add(settlement)
 
     def _release(self, message: Message) -> None:
         """Give back a message that nobody has seen."""
@@ -275,70 +326,58 @@ class InFlight:
             self.settle(message, Verb.RELEASE, None)
             message._settled = True
 
-    def _keep(self, messages: list[Message], now: float, until: float) -> None:
-        """Have leases renewed until then, where the broker grants no longer ones."""
-        if self._broker_sets_deadlines or until - now <= self._granted:
-            return
-        self._keep_until.update((message.ack_id, until) for message in messages)
-        self._leases.renew(messages, now, now + self._granted / 2)
-
     def _let_go(self, message: Message, failed: bool) -> None:
-        if self._keep_until:
-            self._keep_until.pop(message.ack_id, None)
-        self.window.release(1, len(message._delivery.record.data))
+        self._window.release(1, _size(message._delivery.record))
         if self._order is not None:
             self._leave_order(message, failed=failed)
         if self._held:
-            self.drain_soon()
-        self._on_change()
+            self._drain_soon()
+        if self.flow.watched:
+            self.flow.changed()
 
     # One of an ordering key at a time.
 
     def _leave_order(self, message: Message, *, failed: bool) -> None:
         if self._order is None:
             return
-        following, give_back, awaited = self._order.leave(message, failed=failed)
+        failed_at = self._clock.monotonic() if failed else None
+        following, give_back = self._order.leave(message, failed_at)
         for later in give_back:
             self._release(later)
-        self._turn_of(following)
-        if awaited is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(_RETURNS_WITHIN, self._stop_awaiting, message.ordering_key, awaited)
+        if following is not None:
+            self._turn_of(following)
+        if failed:
+            self._alarm.set(self._order.next())
 
-    def _stop_awaiting(self, key: str | None, wait: int) -> None:
-        if self._order is not None and key is not None and not self._closed:
-            self._turn_of(self._order.stop_awaiting(key, wait))
+    def _turn_of(self, message: Message) -> None:
+        self._held.append(message)
+        self._drain_soon()
 
-    def _turn_of(self, message: Message | None) -> None:
-        if message is not None:
-            self._held.append(message)
-            self.drain_soon()
-
-    # Leases end or are renewed.
+    # Time passes.
 
     def _on_alarm(self) -> float | None:
         now = self._clock.monotonic()
-        self._renew(now)
+        told, overdue = self._leases.renewals(now)
+        self._send_all(told)
+        if overdue:
+            self._give_back_overdue(overdue)
         self._expire(self._leases.pop_expired(now))
+        if self._order is not None:
+            for message in self._order.stop_awaiting(now):
+                self._turn_of(message)
+            self._alarm.set(self._order.next())
         return self._leases.next()
 
-    def _renew(self, now: float) -> None:
-        extension = self._options.lease_extension or _WHILE_PARKED
-        always = self._options.lease_extension is not None
-        ends = now + self.ack_deadline
-        for message, since in self._leases.pop_renewals(now, extension.max_total):
-            if self._keep_until.get(message.ack_id, 0.0) > now:
-                self._settler.add(Settlement(message.ack_id, Verb.EXTEND, self._granted))
-                self._leases.renew([message], since, now + self._granted / 2)
-                continue
-            parked = self._order is not None and self._order.is_parked(message)
-            if not always and not parked:
-                continue
-            ack_id = message.ack_id
-            if (self._leases.ends(ack_id) or 0.0) < ends:
-                self._settler.add(Settlement(ack_id, Verb.EXTEND, self.ack_deadline))
-                self._leases.prolong([ack_id], ends)
-            self._leases.renew([message], since, now + extension.pause(self.ack_deadline))
+    def _give_back_overdue(self, messages: Sequence[Message]) -> None:
+        """They have waited for so long that others should have them."""
+        for message in messages:
+            key = message.ordering_key
+            if self._order is not None and key is not None:
+                # Together with those behind it, which must not come first.
+                for later in self._order.take_waiting(key):
+                    self._release(later)
+            self._release(message)
+        self._held = deque(m for m in self._held if m in self._leases)
 
     def _expire(self, messages: Sequence[Message]) -> None:
         """The broker will deliver these again; what we hold of them is stale."""
@@ -348,48 +387,50 @@ class InFlight:
         if self._order is not None:
             self._order.drop(self._leases.__contains__)
         for message in messages:
-            self._keep_until.pop(message.ack_id, None)
-            if self.expired is not None:
-                self.expired.append(message.id)
-            self.window.release(1, message.length)
-            if self.pool.is_running(message):
+            if self._expired is not None:
+                self._expired.append(message.id)
+            self._window.release(1, _size(message._delivery.record))
+            if self.handlers.is_running(message):
                 self._outlived.add(message)
             else:
                 self._leave_order(message, failed=True)
-        self.drain_soon()
-        self._on_change()
+        self._drain_soon()
+        self.flow.changed()
 
     # The end.
 
-    async def abandon(self, spared: set[asyncio.Task[Any]], grace: float) -> list[str]:
-        """Cancel the handlers that still run, but for those on `spared` tasks, and give back
+    def note_expired(self, ids: list[str]) -> None:
+        """From now on, add to these the ids of messages that expire."""
+        self._expired = ids
+
+    async def sent(self, timeout: float | None = None) -> int:
+        """Wait until the broker has every settlement, at most `timeout` seconds; returns how many
+        it has not."""
+        await self._settler.finished(timeout)
+        return self._settler.unanswered
+
+    async def abandon(self, spared: Collection[Message], grace: float) -> list[str]:
+        """Cancel the handlers that still run, but for those of `spared` messages, and give back
         every message that is left. Waits up to `grace` seconds for handlers that refuse to end.
         Returns the ids of the messages whose handlers were cancelled."""
-        self._cancelling = True
-        running = {m: task for m, task in self.pool.running().items() if task not in spared}
-        tasks = {task for task in self._tasks if task not in spared and not task.done()}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace)
+        self._ending = True
+        cancelled = await self.handlers.cancel(spared, grace)
         # Not `message.nack()`: whoever still has the message must be told when settling it.
-        for message in self._leases:
-            self._settler.add(Settlement(message.ack_id, Verb.NACK, 0.0))
-        return [message.id for message in running]
+        self._send_all([Settlement(m.ack_id, Verb.NACK, 0.0) for m in self._leases])
+        return [message.id for message in cancelled]
 
     def close(self) -> None:
-        """Forget everything. Verbs of its messages fail from here on."""
+        """Forget everything. Verbs of its messages fail from here on; responses that were not
+        given end with OTHER."""
         self._closed = True
         self._alarm.cancel()
         self._leases.clear()
         self._held.clear()
         self._outlived.clear()
-        self._keep_until.clear()
+        self._settler.give_up(AckResponse.OTHER)
+        self.handlers.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        # Owned here: `abandon` cancels every task and waits for it.
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(work, context=self._context.copy())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+
+def _size(record: Record) -> int:
+    """Most messages have few bytes of attributes or none."""
+    return record.size if record.attributes else len(record.data)

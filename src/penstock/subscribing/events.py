@@ -49,7 +49,9 @@ class Events:
         for listener in list(self.listeners(event)):
             try:
                 work = listener(*args)
-            except (Exception, asyncio.CancelledError):
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:
                 _log.exception("%s: a listener of %r failed", self._owner, event)
             else:
                 if isawaitable(work):

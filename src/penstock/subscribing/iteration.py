@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
-from penstock.clock import Clock
 from penstock.message import Message
 from penstock.subscribing.stream import MessageStream
 
@@ -20,29 +18,28 @@ class Iteration:
     later, when the next loop may already have begun.
     """
 
-    def __init__(self, stream: MessageStream, clock: Clock) -> None:
+    def __init__(self, stream: MessageStream) -> None:
         self._stream = stream
-        self._clock = clock
-        self._news = asyncio.Event()
+        self._deliveries = stream.deliveries
+        self._clock = stream.source.clock
         self._ahead = 1
         self._left = False
 
     async def messages(self) -> AsyncIterator[Message]:
         if self._left:
             return
-        stream = self._stream
-        stream.hand_out(self._ahead, self._news.set)
+        stream, deliveries = self._stream, self._deliveries
+        deliveries.flow.ahead = self._ahead
         stream.resume()
         try:
             while not self._left:
                 fetched = self._clock.monotonic()
-                while (message := stream.take_waiting()) is not None:
+                while (message := deliveries.take()) is not None:
                     yield message
                 self._adapt(self._clock.monotonic() - fetched)
-                if stream.ended:
+                if stream.ended or self._left:
                     break
-                self._news.clear()
-                await self._news.wait()
+                await deliveries.flow.change()
         finally:
             self.leave()
         if stream.failure is not None:
@@ -55,16 +52,17 @@ class Iteration:
         self._left = True
         if self._stream.active:
             self._stream.pause()
-            self._stream.give_back_waiting()
-        self._stream.hand_out(None, None)
-        self._news.set()
+            self._deliveries.give_back_waiting()
+        self._deliveries.flow.ahead = None
+        self._deliveries.flow.changed()
 
     def _adapt(self, took: float) -> None:
         """What was fetched has been used up after `took` seconds."""
-        deadline = self._stream.ack_deadline
+        deadline = self._deliveries.ack_deadline
         if took < deadline / 20:
-            self._ahead = min(2 * self._ahead, self._stream.max_messages)
+            self._ahead = min(2 * self._ahead, self._deliveries.flow.max_delivered)
         elif took > deadline / 5:
             self._ahead = max(1, self._ahead // 2)
         if not self._left:
-            self._stream.hand_out(self._ahead, self._news.set)
+            self._deliveries.flow.ahead = self._ahead
+            self._deliveries.flow.changed()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import fields, replace
 from datetime import datetime
-from inspect import isawaitable
-from typing import Any, overload
+from types import MappingProxyType
+from typing import Any, Unpack, overload
 
 from penstock.broker import Broker, SubscriptionStatus
+from penstock.capabilities import check_seek, check_snapshot, check_subscription
 from penstock.clock import Clock
 from penstock.config import SubscriptionConfig, check_name
 from penstock.errors import (
@@ -19,14 +19,20 @@ from penstock.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from penstock.message import Message
-from penstock.subscribing.deliveries import Handler
-from penstock.subscribing.events import Events, F
+from penstock.message import AckResponse, Message, Verb
+from penstock.observing.observer import Observer
+from penstock.subscribing.closing import CloseReport
+from penstock.subscribing.events import F
 from penstock.subscribing.iteration import Iteration
-from penstock.subscribing.options import SubscriberOptions
-from penstock.subscribing.stream import CloseReport, MessageStream
+from penstock.subscribing.options import (
+    StreamOptions,
+    SubscriberOptions,
+    SubscriptionOptions,
+    check_options,
+)
+from penstock.subscribing.source import Source
+from penstock.subscribing.stream import MessageStream
 
-_log = logging.getLogger("penstock")
 _STREAM_OPTIONS = {field.name for field in fields(SubscriberOptions)}
 _NONE_HAS_A_MEANING = {"ack_deadline", "lease_extension"}
 _BROKER_OPTIONS = {field.name for field in fields(SubscriptionConfig)} - {"name", "topic"}
@@ -48,23 +54,24 @@ class Subscription:
         topic: str | None,
         broker: Callable[[], Awaitable[Broker]],
         clock: Clock,
-        opened: set[Subscription],
-        **options: Any,
+        running: set[MessageStream],
+        observer: Observer | None = None,
+        **options: Unpack[SubscriptionOptions],
     ) -> None:
         self._name = check_name("Subscription", name)
         self._topic = topic
-        self._broker = broker
-        self._clock = clock
-        self._opened_handles = opened
-        self._events = Events(f"Subscription {name!r}", ("message", "error", "close"))
-        self._streams: list[MessageStream] = []
+        self.source = Source(name, topic=topic, broker=broker, clock=clock, observer=observer)
+        self.running = running
+        """The streams that run, of this and of other subscriptions."""
         self._stream: MessageStream | None = None
         self._iteration: Iteration | None = None
         self._options = SubscriberOptions()
         self._config: dict[str, Any] = {}
+        check_options(f"Subscription {name!r}", options, _STREAM_OPTIONS | _BROKER_OPTIONS)
         self._take_options(options)
         # Refuse options the broker would refuse now, not at create().
         SubscriptionConfig(name=name, topic=topic or "unknown", **self._config)
+        self.source.exactly_once = self._config.get("enable_exactly_once_delivery")
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "not open"
@@ -81,7 +88,12 @@ class Subscription:
 
     @property
     def clock(self) -> Clock:
-        return self._clock
+        return self.source.clock
+
+    @property
+    def config_given(self) -> Mapping[str, Any]:
+        """What was asked of the broker, as `create` does."""
+        return MappingProxyType(self._config)
 
     @property
     def is_open(self) -> bool:
@@ -102,12 +114,14 @@ class Subscription:
                 "use topic.subscription(name) or pubsub.subscription(name, topic=…)"
             )
         config = SubscriptionConfig(name=self._name, topic=self._topic, **self._config)
-        await (await self._broker()).admin.create_subscription(config)
+        broker = await self.source.broker()
+        check_subscription(broker, config)
+        await broker.admin.create_subscription(config)
         return self
 
     async def delete(self) -> None:
         """Delete it with its backlog. An open stream fails."""
-        await (await self._broker()).admin.delete_subscription(self._name)
+        await (await self.source.broker()).admin.delete_subscription(self._name)
 
     async def exists(self) -> bool:
         try:
@@ -118,15 +132,19 @@ class Subscription:
 
     async def describe(self) -> SubscriptionStatus:
         """Its configuration, backlog and the age of its oldest message."""
-        return await (await self._broker()).admin.describe_subscription(self._name)
+        return await (await self.source.broker()).admin.describe_subscription(self._name)
 
     async def create_snapshot(self, snapshot: str) -> None:
         """Remember what is not acked now, to `seek` back to; expires after seven days."""
-        await (await self._broker()).admin.create_snapshot(snapshot, self._name)
+        broker = await self.source.broker()
+        check_snapshot(broker, snapshot)
+        await broker.admin.create_snapshot(snapshot, self._name)
 
     async def seek(self, to: datetime | str) -> None:
         """Go to a time (aware) or a snapshot (by name): what is after it is delivered again."""
-        await (await self._broker()).admin.seek(self._name, to)
+        broker = await self.source.broker()
+        check_seek(broker, self._name, to)
+        await broker.admin.seek(self._name, to)
 
     # Receiving.
 
@@ -137,14 +155,14 @@ class Subscription:
     def on(self, event: str, listener: Any = None) -> Any:
         """Add a listener, plain or async; usable as a decorator."""
         if listener is None:
-            self._events.listeners(event)
+            self.source.events.listeners(event)
             return lambda function: self.on(event, function)
-        self._events.add(event, listener)
+        self.source.events.add(event, listener)
         self._listeners_changed()
         return listener
 
     def off(self, event: str, listener: Callable[..., Any]) -> None:
-        self._events.remove(event, listener)
+        self.source.events.remove(event, listener)
         self._listeners_changed()
 
     def open(self) -> None:
@@ -160,15 +178,16 @@ class Subscription:
     def resume(self) -> None:
         self._opened().resume()
 
-    def set_options(self, **options: Any) -> None:
+    def set_options(self, **options: Unpack[StreamOptions]) -> None:
         """Change options of the stream, also while it is open. What the broker knows of the
         subscription does not change."""
-        unknown = options.keys() - _STREAM_OPTIONS
-        if unknown:
+        fixed = options.keys() & (_BROKER_OPTIONS - _STREAM_OPTIONS)
+        if fixed:
             raise InvalidArgumentError(
-                f"Subscription {self._name!r} cannot set {_list(unknown)}; while it exists only "
-                f"these can change: {_list(_STREAM_OPTIONS)}"
+                f"Subscription {self._name!r} cannot change {', '.join(sorted(fixed))} while it "
+                f"exists, only {', '.join(sorted(_STREAM_OPTIONS))}"
             )
+        check_options(f"Subscription {self._name!r}", options, _STREAM_OPTIONS)
         self._take_options(options)
         if self._stream is not None and self._stream.active:
             self._stream.set_options(self._options)
@@ -182,19 +201,19 @@ class Subscription:
         are cancelled and their messages nacked. `nack_waiting` gives back at once what no
         handler has started. Idempotent, and safe when it was never opened.
         """
-        return await self.close_for(asyncio.current_task(), timeout, nack_waiting)
+        streams = self._streams() or ([self._stream] if self._stream is not None else [])
+        endings = [stream.begin_to_stop(timeout, nack_waiting) for stream in streams]
+        reports = await asyncio.gather(*map(asyncio.shield, endings))
+        await self.source.events.finish(timeout=5.0)
+        return sum(reports, CloseReport())
 
-    async def close_for(
-        self, caller: asyncio.Task[Any] | None, timeout: float | None, nack_waiting: bool = False
-    ) -> CloseReport:
-        """`close`, on behalf of a task that waits for it, perhaps one of its own handlers."""
-        streams = list(self._streams) or ([self._stream] if self._stream is not None else [])
-        reports = await asyncio.gather(
-            *(stream.stop_for(caller, timeout, nack_waiting) for stream in streams)
-        )
-        report = sum(reports, CloseReport())
-        await self._events.finish(timeout=5.0)
-        return report
+    async def wait_closed(self) -> None:
+        """Wait until it is closed, whoever closes it; raises what ended it, when nobody did.
+
+        Returns at once when it was never opened. Cancelling it closes nothing.
+        """
+        if self._stream is not None:
+            await self._stream.wait_stopped()
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Receive by iterating, one loop at a time.
@@ -202,78 +221,47 @@ class Subscription:
         Leaving the loop pauses the subscription and gives back what was fetched and not yet
         seen; the message in hand can still be settled. A failure that ends the stream is raised.
         """
-        if self._events.listeners("message"):
+        if self.source.events.listeners("message"):
             raise FailedPreconditionError(
                 f"Subscription {self._name!r} has a 'message' listener; listen or iterate, not both"
             )
         if self._iteration is not None:
             self._iteration.leave()
         self.open()
-        self._iteration = Iteration(self._opened(), self._clock)
+        self._iteration = Iteration(self._opened())
         return self._iteration.messages()
 
-    # What the stream asks of its subscription.
+    # The owner of messages that were made by hand; see `Message`.
 
-    def message_handler(self) -> Handler | None:
-        listeners = self._events.listeners("message")
-        if not listeners:
-            return None
-        return listeners[0] if len(listeners) == 1 else self._call_all
+    def settle(self, message: Message, verb: Verb, seconds: float | None) -> None:
+        self._opened().deliveries.settle(message, verb, seconds)
 
-    def emit(self, event: str, *args: Any) -> None:
-        if event == "error" and not self._events.listeners("error"):
-            _log.error("Subscription %r: %s", self._name, args[0], exc_info=args[0])
-        self._events.emit(event, *args)
+    async def settle_with_response(
+        self, message: Message, verb: Verb, *, first: bool
+    ) -> AckResponse:
+        if not self.is_open:
+            return AckResponse.FAILED_PRECONDITION
+        return await self._opened().deliveries.settle_with_response(message, verb, first=first)
 
-    def stream_started(self, stream: MessageStream) -> None:
-        self._streams.append(stream)
-        self._opened_handles.add(self)
-
-    def stream_stopped(self, stream: MessageStream) -> None:
-        self._streams.remove(stream)
-        if not self._streams:
-            self._opened_handles.discard(self)
-
-    async def broker(self) -> Broker:
-        return await self._broker()
-
-    async def exactly_once(self) -> bool:
-        known = self._config.get("enable_exactly_once_delivery")
-        if known is None:
-            known = (await self.describe()).config.enable_exactly_once_delivery
-            self._config["enable_exactly_once_delivery"] = known
-        return bool(known)
-
-    async def _call_all(self, message: Message) -> None:
-        """Every listener, one after the other."""
-        for listener in list(self._events.listeners("message")):
-            work = listener(message)
-            if isawaitable(work):
-                await work
+    def modify_ack_deadline(self, message: Message, seconds: float) -> None:
+        self._opened().deliveries.modify_ack_deadline(message, seconds)
 
     def _listeners_changed(self) -> None:
-        for stream in self._streams:
-            stream.handler_changed()
+        for stream in self._streams():
+            stream.listeners_changed()
+
+    def _streams(self) -> list[MessageStream]:
+        return [stream for stream in self.running if stream.source is self.source]
 
     def _opened(self) -> MessageStream:
         if self._stream is None or not self._stream.active:
             raise ClosedError(f"Subscription {self._name!r} is not open; call open() first")
         return self._stream
 
-    def _take_options(self, options: dict[str, Any]) -> None:
-        unknown = options.keys() - _STREAM_OPTIONS - _BROKER_OPTIONS
-        if unknown:
-            raise InvalidArgumentError(
-                f"Subscription {self._name!r} has no option {_list(unknown)}; it has "
-                f"{_list(_STREAM_OPTIONS | _BROKER_OPTIONS)}"
-            )
-        given = {name: value for name, value in options.items() if value is not None}
+    def _take_options(self, options: SubscriptionOptions | StreamOptions) -> None:
+        given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
         self._config |= {name: given[name] for name in given.keys() & _BROKER_OPTIONS}
         for name in _NONE_HAS_A_MEANING & options.keys():
-            given[name] = options[name]
+            given.setdefault(name, None)
         for_stream = {name: given[name] for name in given.keys() & _STREAM_OPTIONS}
         self._options = replace(self._options, **for_stream)
-
-
-def _list(names: set[str] | Any) -> str:
-    return ", ".join(sorted(names))

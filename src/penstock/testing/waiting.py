@@ -15,15 +15,16 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def eventually(condition: Callable[[], object], *, within: float = 10.0) -> None:
-    """Wait until `condition()` is true; fails after `within` seconds of the loop's time."""
+async def eventually(condition: Callable[[], object], *, within: float = 60.0) -> None:
+    """Wait until `condition()` is true; fails after `within` seconds of the loop's time, by
+    default long enough for a busy machine."""
     loop = asyncio.get_running_loop()
     until = loop.time() + within
     await settled()
     while not condition():
         if loop.time() >= until:
             raise AssertionError(f"Not true within {within:g} s: {_source(condition)}")
-        await asyncio.sleep(within / 1000)
+        await asyncio.sleep(min(within / 1000, 0.01))
 
 
 def _source(condition: Callable[[], object]) -> str:

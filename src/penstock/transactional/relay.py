@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from penstock.broker import Broker
+from penstock.capabilities import publish
 from penstock.client import PubSub
 from penstock.config import check_duration, check_whole
 from penstock.errors import (
@@ -64,9 +64,9 @@ class RelayStatistics:
 class Relay:
     """Publishes the rows of an outbox. Use it with `async with`; run as many as you like.
 
-    `broker`: a `PubSub` client or a broker; closing the relay leaves it open. `batch`, `max_bytes`:
-    of one claim. `lease`: seconds a claim lasts unless renewed; how long the rows of a relay that
-    died have to wait. `poll`: seconds between looks at the database when `wake()` is not called.
+    `pubsub`: where to publish; closing the relay leaves it open. `batch`, `max_bytes`: of one
+    claim. `lease`: seconds a claim lasts unless renewed; how long the rows of a relay that died
+    have to wait. `poll`: seconds between looks at the database when `wake()` is not called.
     `retry`: how long a row waits after a failure, and a topic while the broker is out of reach.
     `max_attempts`: a row that failed so often is dead; a broker out of reach does not count.
     `timeout`: seconds a publish may take. `checkpoint` is called with the name of each step,
@@ -76,7 +76,7 @@ class Relay:
     def __init__(
         self,
         database: Database,
-        broker: PubSub | Broker,
+        pubsub: PubSub,
         *,
         outbox: Outbox | None = None,
         batch: int = 500,
@@ -97,9 +97,14 @@ class Relay:
             check_duration(what, seconds, 0.001, 86_400)
         if outbox is not None and outbox.database is not database:
             raise InvalidArgumentError("The relay's outbox is in another database; pass its own")
+        if not isinstance(pubsub, PubSub):
+            raise InvalidArgumentError(
+                f"A relay publishes through a PubSub, not a {type(pubsub).__name__}; for a broker "
+                "of your own, PubSub(broker=…)"
+            )
         self._outbox = outbox or Outbox(database)
         self._database = database
-        self._source = broker
+        self._pubsub = pubsub
         self._batch = batch
         self._max_bytes = max_bytes
         self._lease = lease
@@ -301,9 +306,7 @@ class Relay:
         error: PenstockError
         try:
             async with asyncio.timeout(self._timeout):
-                source = self._source
-                broker = await source.broker() if isinstance(source, PubSub) else source
-                return await broker.publish(topic, drafts)
+                return await publish(await self._pubsub.broker(), topic, drafts)
         except TimeoutError:
             error = DeadlineExceededError(
                 f"Topic {topic!r} did not answer within {self._timeout:g} s"

@@ -19,7 +19,7 @@ import pytest
 from penstock.cli.jobs import _kind_of
 from penstock.jobs import MediaType
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(600)
 PENSTOCK = Path(sys.executable).parent / "penstock"
 SAMPLES = Path(__file__).parents[3] / "examples" / "media"
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
@@ -30,7 +30,7 @@ def penstock(*words, api=None, **environment):
     if api:
         env["PENSTOCK_API_URL"] = api
     ran = subprocess.run(
-        [PENSTOCK, *words], capture_output=True, text=True, timeout=90, check=False, env=env
+        [PENSTOCK, *words], capture_output=True, text=True, timeout=300, check=False, env=env
     )
     return ran.returncode, ran.stdout + ran.stderr
 
@@ -306,7 +306,7 @@ def test_waiting_goes_on_when_the_api_comes_back(tmp_path):
             env={**CLEAN, "PENSTOCK_API_URL": address},
             stdout=subprocess.DEVNULL,
         )
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 300
         while not httpx.get(f"{address}/jobs", trust_env=False).json()["jobs"]:
             assert time.monotonic() < ends
             time.sleep(0.1)

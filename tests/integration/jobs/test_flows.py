@@ -712,7 +712,7 @@ async def test_cancels_and_retries_racing_with_workers_leave_one_truth(place):
             for job_id in jobs:
                 with suppress(FailedPreconditionError):
                     await scene.ingestion.service.retry(job_id)
-            await until(lambda: all_complete(scene, jobs), within=40)
+            await until(lambda: all_complete(scene, jobs), within=240)
             await until(lambda: views_agree(scene, jobs))
         ends = Counter(
             (event.job_id, event.run)

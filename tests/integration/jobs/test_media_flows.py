@@ -45,7 +45,7 @@ async def test_every_sample_is_looked_at_and_written_down(quick):
             for name, about in MANIFEST.items()
         }
         for name, record in made.items():
-            view = await scene.ended(record.job.job_id, within=120)
+            view = await scene.ended(record.job.job_id, within=240)
             assert view.stage is JobStage.TRANSCRIPT_COMPLETE, (name, view.reason)
             text = await scene.system.store.text(record.job.job_id)
             said = words(" ".join(segment.text for segment in text.segments))
@@ -89,7 +89,7 @@ async def test_malformed_media_ends_with_a_reason_and_kills_no_worker(quick, tmp
         reasons = set()
         for record in made:
             view = await scene.view_at(
-                record.job.job_id, JobStage.FAILED, JobStage.METADATA_READY, within=120
+                record.job.job_id, JobStage.FAILED, JobStage.METADATA_READY, within=240
             )
             if view.stage is JobStage.FAILED:
                 reasons.add(view.reason)
@@ -175,7 +175,7 @@ async def test_a_worker_killed_in_the_middle_of_a_transcription_loses_nothing(tm
         )
         second = worker_process(place, root, "transcription")
         try:
-            view = await scene.ended(record.job.job_id, within=120)
+            view = await scene.ended(record.job.job_id, within=240)
         finally:
             second.terminate()
             assert second.wait(30) == 0
@@ -240,7 +240,7 @@ async def test_a_youtube_job_takes_its_metadata_from_youtube_and_its_sound_from_
                 while not server.requests:
                     await asyncio.sleep(0.01)
             server.answers["/videos"] = (200, {}, body)
-            view = await scene.ended(record.job.job_id, within=60)
+            view = await scene.ended(record.job.job_id, within=240)
             assert (view.stage, view.reason) == (JobStage.TRANSCRIPT_COMPLETE, None)
             kept = await scene.system.store.get(record.job.job_id)
             assert kept.title == "A talk by Zoe"
@@ -301,7 +301,7 @@ async def test_media_is_fetched_from_a_host_that_is_allowed(quick, tmp_path):
         async with media_on(quick, tmp_path, media=media) as scene:
             record = await scene.submit(f"http://{host}/coffee.flac?signature=zoe")
             moved = await scene.submit(f"http://{host}/moved")
-            view = await scene.ended(record.job.job_id, within=60)
+            view = await scene.ended(record.job.job_id, within=240)
             assert view.stage is JobStage.TRANSCRIPT_COMPLETE
             text = await scene.system.store.text(record.job.job_id)
             assert "coffee" in words(text.segments[0].text)

@@ -5,10 +5,11 @@ import datetime
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 
-from penstock.spark.source.options import SourceOptions
-from penstock.spark.source.planner import Planner
+from penstock.brokers.nats.sync.ranges import narrowed
+from penstock.rules.filters import parse_filter
+from tests.support.nats_scenes import api, fill, make
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import api, fill, make, numbers, table
+from tests.support.spark_scenes import numbers, table
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_a_message_without_an_id_is_named_by_its_place(spark, server):
 
 
 def with_no_id(url):
-    from penstock.brokers.nats.aio.connection import NatsOptions
+    from penstock.brokers.nats.protocol.address import NatsOptions
     from penstock.brokers.nats.sync.connection import BlockingConnection
 
     with BlockingConnection(NatsOptions.of(url)) as connection:
@@ -130,13 +131,10 @@ def test_a_filter_on_a_routed_attribute_is_applied_by_the_server_and_keeps_the_o
     assert numbers(frame) == [n for n in range(30) if n % 3 < 2]
     few = table(spark, server.url, "routed", filter='attributes.stage = "a"')
     assert numbers(few) == list(range(0, 30, 3))
-    options = SourceOptions.of(
-        {"url": server.url, "topic": "routed", "filter": 'attributes.stage = "a"'}
+    subjects = narrowed(
+        "routed", api(server.url, "STREAM.INFO.routed"), parse_filter('attributes.stage = "a"')
     )
-    planner = Planner(options)
-    [part] = planner.ranges({"routed": 1}, {"routed": 31})
-    planner.close()
-    assert part.subjects == ("routed", "routed.a")
+    assert subjects == ("routed", "routed.a")
 
 
 def test_filters_pushed_down_give_the_same_rows(spark, server):

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.nats_scenes import fill, make, stored
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import fill, make, stored
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -41,7 +41,7 @@ def test_a_connect_session_reads_and_writes_alike(tmp_path):
             [sys.executable, "-c", PROGRAM, server.url, str(tmp_path / "checkpoint")],
             capture_output=True,
             text=True,
-            timeout=58,
+            timeout=280,
             cwd=ROOT,
             check=False,
         )

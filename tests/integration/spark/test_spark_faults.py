@@ -5,14 +5,14 @@ import threading
 import pyarrow as pa
 import pytest
 
-from penstock.brokers.nats.aio.connection import NatsOptions
-from penstock.brokers.nats.sync.connection import BlockingConnection
-from penstock.errors import DataLossError, UnauthenticatedError
-from penstock.spark.source.options import SourceOptions
+from penstock.errors import DataLossError
+from penstock.spark.options import SourceOptions
+from penstock.spark.schema import source_schema
 from penstock.spark.source.reader import LogRange, read_range
-from penstock.spark.source.schema import source_schema
+from tests.support.nats_scenes import api, fill, make, stored
+from tests.support.range_logs import WAYS, read_all_ranges
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import api, fill, make, stored, stream
+from tests.support.spark_scenes import PATIENCE, stream
 
 
 @pytest.fixture
@@ -34,15 +34,17 @@ def read(options, part):
     ]
 
 
-BOTH = pytest.mark.parametrize("bulk", [False, True], ids=["directly", "in bulk"])
+@pytest.fixture(params=WAYS)
+def either_way(request, monkeypatch):
+    read_all_ranges(monkeypatch, request.param)
 
 
-@BOTH
-def test_a_range_that_was_purged_after_it_was_planned_is_an_error_or_skipped(server, caplog, bulk):
+@pytest.mark.usefixtures("either_way")
+def test_a_range_that_was_purged_after_it_was_planned_is_an_error_or_skipped(server, caplog):
     make(server.url, "orders")
     fill(server.url, "orders", range(20))
     api(server.url, "STREAM.PURGE.orders", {"seq": 11})
-    part = LogRange("orders", 6, 15, bulk=bulk)
+    part = LogRange("orders", 6, 15)
     with pytest.raises(DataLossError, match="up to 5 messages are gone"):
         read(options(server.url, "orders"), part)
     assert read(options(server.url, "orders", failOnDataLoss="false"), part) == list(range(11, 16))
@@ -65,104 +67,14 @@ def test_a_range_in_a_topic_that_keeps_the_last_of_each_subject_is_never_lost(se
     assert read(options(server.url, "latest"), LogRange("latest", 6, 20)) == [20]
 
 
-@BOTH
-def test_every_kind_of_message_is_read_alike_and_no_consumer_is_left(server, bulk, monkeypatch):
-    monkeypatch.setattr("penstock.brokers.nats.sync.passing_consumer.BATCH_BYTES", 50_000)
-    monkeypatch.setattr("penstock.brokers.nats.sync.ranges.BATCH_BYTES", 50_000)
-    make(server.url, "orders")
-    fill(server.url, "orders", [1, 2])
-    fill(server.url, "orders", [3], size=200_000)
-    fill(server.url, "orders", [4], attributes={"a b": "é"}, ordering_key="ann")
-    with BlockingConnection(NatsOptions.of(server.url)) as connection:
-        connection.ask("orders.deep", b"", b"5")
-    fill(server.url, "orders", [6], size=20_000)
-    fill(server.url, "orders", range(7, 20), size=10_000)
-    batches = read_range(
-        options(server.url, "orders"),
-        source_schema(headers=False),
-        LogRange("orders", 2, 18, bulk=bulk),
-    )
-    rows = pa.Table.from_batches(batches).to_pylist()
-    assert [int(row["data"].rstrip(b"\0")) for row in rows] == list(range(2, 19))
-    assert [row["sequence"] for row in rows] == list(range(2, 19))
-    assert (rows[2]["attributes"], rows[2]["ordering_key"]) == ([("a b", "é")], "ann")
-    assert (rows[3]["subject"], rows[3]["message_id"]) == ("orders.deep", "orders-5")
-    assert (rows[4]["subject"], rows[4]["message_id"]) == ("orders", "orders/6")
-    times = [row["publish_time"] for row in rows]
-    assert times == sorted(times)
-    assert len(rows[1]["data"]) == 200_001
-    assert api(server.url, "STREAM.INFO.orders")["state"]["consumer_count"] == 0
-
-
-def test_both_ways_of_reading_agree_on_every_column(server):
-    make(server.url, "orders", routed_attributes=("stage",))
-    for n in range(30):
-        fill(server.url, "orders", [n], attributes={"stage": "abc"[n % 3]})
-    subjects = ("orders", "orders.a", "orders.c")
-    tables = [
-        pa.Table.from_batches(
-            read_range(
-                options(server.url, "orders"),
-                source_schema(headers=False),
-                LogRange("orders", 3, 28, subjects, bulk),
-            )
-        ).combine_chunks()
-        for bulk in (False, True)
-    ]
-    assert tables[0].equals(tables[1])
-    kept = [n for n in range(30) if 3 <= n + 1 <= 28 and n % 3 != 1]
-    assert tables[0].column("sequence").to_pylist() == [n + 1 for n in kept]
-
-
-def test_a_user_who_may_make_no_consumers_reads_directly(tmp_path):
-    (tmp_path / "nats").mkdir()
-    denied = """
-    authorization { users = [
-      { user: admin, password: admin }
-      { user: reader, password: reader,
-        permissions: { publish: { deny: "$JS.API.CONSUMER.>" } } }
-    ] }
-    """
-    with NatsServer(tmp_path / "nats", extra=denied) as server:
-        admin = server.url.replace("nats://", "nats://admin:admin@")
-        reader = server.url.replace("nats://", "nats://reader:reader@")
-        make(admin, "orders")
-        fill(admin, "orders", range(10))
-        found = read(options(reader, "orders"), LogRange("orders", 1, 10, bulk=True))
-        assert found == list(range(1, 11))
-
-
-@pytest.mark.parametrize("kind", [{"tls": True}, {"credentials": True}], ids=str)
-def test_a_range_is_read_with_tls_and_with_credentials(tmp_path, kind):
-    (tmp_path / "nats").mkdir()
-    with NatsServer(tmp_path / "nats", **kind) as server:
-        make(server.url, "orders")
-        fill(server.url, "orders", range(10))
-        found = read(options(server.url, "orders"), LogRange("orders", 1, 10, bulk=True))
-        assert found == list(range(1, 11))
-
-
-def test_a_wrong_password_is_said(tmp_path):
-    (tmp_path / "nats").mkdir()
-    guarded = 'authorization { token: "right" }'
-    with NatsServer(tmp_path / "nats", extra=guarded) as server:
-        good = server.url.replace("nats://", "nats://right@")
-        make(good, "orders")
-        fill(good, "orders", [1])
-        assert read(options(good, "orders"), LogRange("orders", 1, 1)) == [1]
-        bad = server.url.replace("nats://", "nats://wrong@")
-        with pytest.raises(UnauthenticatedError, match="refused these credentials"):
-            read(options(bad, "orders"), LogRange("orders", 1, 1))
-
-
-@BOTH
-def test_a_reader_goes_on_where_it_was_when_the_server_comes_back(server, bulk):
+@pytest.mark.usefixtures("either_way")
+def test_a_reader_goes_on_where_it_was_when_the_server_comes_back(server):
     make(server.url, "orders")
     fill(server.url, "orders", range(25_000))
     rows = read_range(
         options(server.url, "orders"),
         source_schema(headers=False),
-        LogRange("orders", 1, 25_000, bulk=bulk),
+        LogRange("orders", 1, 25_000),
     )
     first = next(rows)
     server.kill()
@@ -200,7 +112,7 @@ def test_a_task_that_fails_half_way_and_is_run_again_stores_nothing_twice(
     frame = stream(spark, server.url, "orders", maxRecordsPerPartition=250).select("data")
     frame = frame.mapInArrow(fail_first, "data binary")
     query = run(frame, server.url, tmp_path / "checkpoint", topic="copied", fence=fence)
-    assert query.awaitTermination(50)
+    assert query.awaitTermination(PATIENCE)
     assert sorted(map(int, stored(server.url, "copied"))) == list(range(500))
 
 

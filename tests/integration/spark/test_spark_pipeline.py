@@ -23,7 +23,7 @@ from tests.support.spark_jobs import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 @pytest.fixture

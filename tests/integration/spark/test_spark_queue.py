@@ -9,9 +9,10 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from penstock import PubSub
 from penstock.message import Record
 from penstock.spark.queue.spool import Spool, segment_path
-from penstock.spark.source.schema import arrow_schema, source_schema
+from penstock.spark.schema import arrow_schema, source_schema
+from tests.support.nats_scenes import fill
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import fill, numbers, run_available
+from tests.support.spark_scenes import PATIENCE, numbers, run_available
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_a_batch_that_failed_is_read_again_from_the_same_segments(spark, server,
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(50)
+        query.awaitTermination(PATIENCE)
 
     with pytest.raises(StreamingQueryException, match="the first attempt fails"):
         run()

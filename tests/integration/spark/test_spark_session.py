@@ -9,9 +9,10 @@ import pytest
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark import activate, session
 from penstock.spark.session import java as finding
-from penstock.spark.session.session import defaults, environment
+from penstock.spark.session.starting import defaults, environment
+from tests.support.nats_scenes import fill, make, stored
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import fill, make, stored
+from tests.support.spark_scenes import PATIENCE
 
 
 def fake_java(folder: Path, version: str) -> Path:
@@ -100,7 +101,7 @@ def test_a_thread_that_activates_the_session_can_start_a_sink(spark, tmp_path):
             activate(spark)
             writer = frame.writeStream.format("penstock").options(url=server.url, topic="copied")
             writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-            writer.trigger(availableNow=True).start().awaitTermination(40)
+            writer.trigger(availableNow=True).start().awaitTermination(PATIENCE)
 
         thread = threading.Thread(target=work)
         thread.start()

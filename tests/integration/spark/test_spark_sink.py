@@ -5,8 +5,9 @@ import shutil
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from tests.support.nats_scenes import api, fill, make, stored
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import api, fill, make, stored, stream, table
+from tests.support.spark_scenes import PATIENCE, stream, table
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def pump(frame, url, folder, **options):
         .start()
     )
     try:
-        assert query.awaitTermination(50), "the query did not end"
+        assert query.awaitTermination(PATIENCE), "the query did not end"
     finally:
         query.stop()
 
@@ -129,7 +130,7 @@ def reopen_fences(url):
     import base64
     import json
 
-    from penstock.brokers.nats.aio.connection import NatsOptions
+    from penstock.brokers.nats.protocol.address import NatsOptions
     from penstock.brokers.nats.sync.connection import BlockingConnection
 
     with BlockingConnection(NatsOptions.of(url)) as connection:

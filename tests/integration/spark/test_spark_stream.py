@@ -8,8 +8,9 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 
 from penstock.brokers.nats.local.folder import LocalServer
+from tests.support.nats_scenes import api, fill, make
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import api, fill, make, numbers, run_available, stream
+from tests.support.spark_scenes import PATIENCE, numbers, run_available, stream
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def work_queue(url, name):
     )
 
 
-def until(condition, within=30.0):
+def until(condition, within=PATIENCE):
     """Wait for what another process does."""
     end = time.monotonic() + within
     while not condition():
@@ -62,7 +63,7 @@ def test_batches_are_no_larger_than_they_may_be_and_available_now_ends(spark, se
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(40)
+    assert query.awaitTermination(PATIENCE)
     rows = [progress["numInputRows"] for progress in query.recentProgress]
     assert sum(rows) == 120
     assert max(rows) <= 50
@@ -81,7 +82,7 @@ def test_batches_are_bounded_by_bytes(spark, server, tmp_path):
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(40)
+    assert query.awaitTermination(PATIENCE)
     rows = [progress["numInputRows"] for progress in query.recentProgress]
     assert sum(rows) == 40
     assert max(rows) <= 10
@@ -179,7 +180,7 @@ def test_a_first_batch_that_was_purged_before_it_was_run_again_is_noticed(spark,
     fill(server.url, "first-batch", range(1, 11))
     frame = stream(spark, server.url, "first-batch", startingOffsets='{"first-batch": 1}')
     with pytest.raises(StreamingQueryException, match="the first attempt fails"):
-        failing(frame, tmp_path).awaitTermination(40)
+        failing(frame, tmp_path).awaitTermination(PATIENCE)
     api(server.url, "STREAM.PURGE.first-batch", {"seq": 5})
     with pytest.raises(StreamingQueryException, match="4 messages are gone"):
         run_available(frame, tmp_path)
@@ -195,7 +196,7 @@ def test_a_stream_from_the_latest_begins_there_also_after_its_first_batch_failed
     until(lambda: query.lastProgress is not None)
     fill(server.url, "from-latest", range(3, 6))
     with pytest.raises(StreamingQueryException, match="the first attempt fails"):
-        query.awaitTermination(40)
+        query.awaitTermination(PATIENCE)
     fill(server.url, "from-latest", range(6, 9))
     out = run_available(frame, tmp_path)
     # It lists the files of every batch, and the first was another sink's.
@@ -218,7 +219,23 @@ def test_a_topic_that_was_made_anew_is_noticed(spark, server, tmp_path):
         .start()
     )
     with pytest.raises(StreamingQueryException, match="deleted and created again"):
-        query.awaitTermination(40)
+        query.awaitTermination(PATIENCE)
+
+
+def test_a_topic_made_anew_under_a_query_is_noticed_though_it_is_longer(spark, server, tmp_path):
+    make(server.url, "swapped")
+    fill(server.url, "swapped", range(3))
+    writer = stream(spark, server.url, "swapped").writeStream.format("noop")
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+    try:
+        query.processAllAvailable()
+        api(server.url, "STREAM.DELETE.swapped")
+        make(server.url, "swapped")
+        fill(server.url, "swapped", range(100))
+        with pytest.raises(StreamingQueryException, match=r"not found|deleted and created again"):
+            query.awaitTermination(PATIENCE)
+    finally:
+        query.stop()
 
 
 def test_a_topic_may_be_added_and_none_taken_away(spark, server, tmp_path):

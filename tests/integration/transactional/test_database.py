@@ -114,7 +114,7 @@ def test_many_processes_may_create_the_same_tables_at_once(url):
     ]
     for process in processes:
         process.stdout.readline()
-    ends = [process.communicate(b"go\n", timeout=30)[1] for process in processes]
+    ends = [process.communicate(b"go\n", timeout=240)[1] for process in processes]
     assert ends == [b""] * 3
 
 

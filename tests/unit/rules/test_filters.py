@@ -48,6 +48,65 @@ def test_quoted_keys_and_values_may_hold_anything():
 
 
 @pytest.mark.parametrize(
+    ("text", "attributes"),
+    [
+        ('attributes.ce-type = "x"', {"ce-type": "x"}),
+        ("attributes:ce-type", {"ce-type": ""}),
+        ('attributes.2nd = "x"', {"2nd": "x"}),
+        ("attributes:1", {"1": ""}),
+        ("attributes:9-lives AND -attributes:dead-or-alive", {"9-lives": ""}),
+        ('hasPrefix(attributes.ce-type, "com.")', {"ce-type": "com.shop"}),
+        ("attributes:NOT", {"NOT": ""}),
+        ('attributes.a-b="x"', {"a-b": "x"}),
+    ],
+)
+def test_keys_of_letters_digits_hyphens_and_underscores_need_no_quotes(text, attributes):
+    tree = parse_filter(text)
+    assert tree.matches(attributes)
+    assert not tree.matches({"a": "x", "ce": "x", "nd": "x"})
+
+
+@pytest.mark.parametrize(
+    ("escaped", "meant"),
+    [
+        (r"\x41", "A"),
+        (r"\101", "A"),
+        (r"\n\t\r", "\n\t\r"),
+        (r"\u0041", "A"),
+        (r"\ud83d\ude00", "😀"),
+        (r"\U0001f600", "😀"),
+        (r"\'", "'"),
+        (r"a\x41\u0042c", "aABc"),
+        (r"\377", "ÿ"),
+    ],
+)
+def test_escapes_are_those_of_google(escaped, meant):
+    tree = parse_filter(f'attributes.k = "{escaped}"')
+    assert tree.matches({"k": meant})
+    assert not tree.matches({"k": escaped})
+
+
+@pytest.mark.parametrize(
+    "escaped",
+    [
+        r"\q",
+        r"\x4",
+        r"\400",
+        r"\19",
+        r"\ud83d",
+        r"\ude00",
+        r"\ud83d\u0041",
+        r"\U00110000",
+        r"\U0000d800",
+    ],
+)
+def test_an_escape_that_is_none_is_pointed_at(escaped):
+    with pytest.raises(FilterError, match="escape") as caught:
+        parse_filter(f'attributes.k = "ab{escaped}"')
+    assert caught.value.column == 19
+
+
+@pytest.mark.parametrize(
     ("text", "column", "reason"),
     [
         ("", 1, "the end"),

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.broker import Extent
 from penstock.errors import FailedPreconditionError
-from penstock.spark.source.offsets import EARLIEST, LATEST, Extent, Position, advance, known, split
+from penstock.spark.source.offsets import EARLIEST, LATEST, Position, advance, known, split
 
 topics = st.dictionaries(
     st.sampled_from(["a", "b", "c"]),
@@ -32,7 +33,10 @@ def test_a_split_covers_every_sequence_once_and_keeps_its_limits(ranges, most, l
 @given(topics, st.none() | st.integers(1, 50), st.none() | st.integers(1, 5000))
 def test_a_batch_moves_keeps_its_limits_and_never_goes_too_far(ranges, rows, size):
     start = {topic: first for topic, (first, _) in sorted(ranges.items())}
-    extents = {t: Extent(1, first + count, 10.0) for t, (first, count) in ranges.items()}
+    extents = {
+        topic: Extent(1, first + count - 1, mean_bytes=10.0)
+        for topic, (first, count) in ranges.items()
+    }
     end = advance(start, extents, rows, size)
     assert list(end) == sorted(end)
     moved = sum(end[t] - start[t] for t in start)
@@ -59,7 +63,7 @@ def test_a_topic_the_options_do_not_name_is_an_error():
 
 
 def test_positions_are_resolved_in_a_topic():
-    extent = Extent(4, 9)
-    assert [extent.resolve(p.of("a")) for p in (EARLIEST, LATEST)] == [4, 9]
+    extent = Extent(4, 8)
+    assert [position.within("a", extent) for position in (EARLIEST, LATEST)] == [4, 9]
     named = Position(sequences={"a": 6, "b": -1})
-    assert [extent.resolve(named.of(topic)) for topic in ("a", "b", "c")] == [6, 9, 4]
+    assert [named.within(topic, extent) for topic in ("a", "b", "c")] == [6, 9, 4]

@@ -407,3 +407,59 @@ async def test_unsent_settlements_are_counted_in_the_report():
             message.ack()
         report = await sub.close(timeout=1)
         assert report.unsent == 500
+
+
+async def test_closing_the_client_waits_for_async_listeners_of_close():
+    heard = []
+    async with orders() as (_, sub):
+
+        @sub.on("close")
+        async def later():
+            await asyncio.sleep(1)
+            heard.append(True)
+
+        sub.open()
+    assert heard == [True]
+
+
+async def test_waiting_for_the_end_ends_when_somebody_closes():
+    async with orders() as (topic, sub):
+        await sub.wait_closed()  # Not open: there is nothing to wait for.
+        finished = []
+
+        async def handle(message):
+            await asyncio.sleep(10)
+            finished.append(message)
+            message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, 1)
+        waiting = [asyncio.ensure_future(sub.wait_closed()) for _ in range(2)]
+        await asyncio.sleep(5)
+        waiting[1].cancel()
+        await settled()
+        assert sub.is_open
+        assert not waiting[0].done()
+        await sub.close()
+        await waiting[0]
+        assert finished
+        await sub.wait_closed()
+
+
+async def test_waiting_for_the_end_raises_what_ended_the_stream():
+    async with orders() as (_, sub):
+        sub.on("message", lambda m: m.ack())
+        sub.open()
+        waiting = asyncio.ensure_future(sub.wait_closed())
+        await settled()
+        await sub.delete()
+        with pytest.raises(SubscriptionNotFoundError, match="billing"):
+            await waiting
+        assert not sub.is_open
+        with pytest.raises(SubscriptionNotFoundError):
+            await sub.wait_closed()
+        await sub.create()
+        sub.open()
+        await sub.close()
+        await sub.wait_closed()

@@ -111,8 +111,44 @@ async def test_the_window_is_exact_after_every_kind_of_ending():
         assert sub.stream is not None
         statistics = sub.stream.statistics()
         assert (statistics.messages, statistics.bytes, statistics.waiting) == (0, 0, 0)
-        window = sub.stream._inflight.window
+        window = sub.stream.deliveries.flow.window
         sub.pause()
         await settled()
         assert (window.reserved, window.reserved_bytes) == (0, 0)
         assert (await sub.describe()).backlog == 0
+
+
+async def test_the_window_counts_attributes():
+    attributes = {f"key-{n}": "ä" * 500 for n in range(50)}
+    size = 1 + sum(len(key) + 1000 for key in attributes)
+    async with orders(flow_control=FlowControl(max_bytes=3 * size)) as (topic, sub):
+        received: list[Message] = []
+        sub.on("message", received.append)
+        for _ in range(100):
+            await topic.publish_message(b"x", attributes)
+        sub.open()
+        await settled()
+        assert sub.stream is not None
+        assert len(received) == 3
+        assert sub.stream.statistics().bytes == 3 * size
+        assert received[0].length == 1
+        received[0].ack()
+        received[1].nack()
+        await settled()
+        assert len(received) == 5
+        assert sub.stream.statistics().bytes == 3 * size
+
+
+async def test_a_window_smaller_than_a_messages_attributes_lets_one_through_at_a_time():
+    async with orders(flow_control=FlowControl(max_bytes=1024)) as (topic, sub):
+        received: list[Message] = []
+        sub.on("message", received.append)
+        for _ in range(100):
+            await topic.publish_message(b"x", {f"key-{n}": "v" * 1000 for n in range(50)})
+        sub.open()
+        await settled()
+        assert len(received) == 1
+        for taken in range(1, 10):
+            received[-1].ack()
+            await settled()
+            assert len(received) == taken + 1

@@ -4,8 +4,11 @@ import asyncio
 import contextvars
 import logging
 
+import pytest
+
 from penstock import FlowControl, Message, Streaming
-from penstock.testing import settled
+from penstock.subscribing.handlers import InContext
+from penstock.testing import run_virtual, settled
 from tests.support.scenes import now, orders, publish
 
 
@@ -411,3 +414,120 @@ async def test_a_listener_that_raises_cancelled_error_stops_nothing():
         await settled()
         await asyncio.sleep(1)
         assert seen == list(range(1, 10))
+
+
+class Odd(BaseException):
+    """Neither an Exception nor a reason for the process to end."""
+
+
+class RefusesNotesError(Exception):
+    @property
+    def __notes__(self):
+        raise RuntimeError("not to be looked at")
+
+    def add_note(self, note):
+        raise TypeError("no notes, please")
+
+
+FAILURES = [Odd("odd"), GeneratorExit(), asyncio.CancelledError(), RefusesNotesError("no")]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
+@pytest.mark.parametrize("kind", ["plain", "async", "after a wait", "one of two", "odd awaitable"])
+async def test_a_handler_may_raise_anything_and_stops_nothing(kind, failure):
+    async with orders() as (topic, sub):
+        attempts, errors = [], []
+
+        def plain(message):
+            attempts.append((message.data, message.delivery_attempt))
+            if message.data == b"1" and message.delivery_attempt == 1:
+                raise failure
+            message.ack()
+
+        async def asynchronous(message):
+            if kind == "after a wait":
+                await asyncio.sleep(0.1)
+            plain(message)
+
+        class Awaitable:
+            def __init__(self, message):
+                self.message = message
+
+            def __await__(self):
+                plain(self.message)
+                return iter(())
+
+        handlers = {"plain": plain, "odd awaitable": Awaitable}
+        if kind == "one of two":
+            sub.on("message", lambda message: None)
+        sub.on("message", handlers.get(kind, asynchronous))
+        sub.on("error", errors.append)
+        sub.open()
+        await publish(topic, 3)
+        await asyncio.sleep(1)
+        assert len(errors) == 1
+        assert type(errors[0]) is type(failure)
+        assert sorted(attempts) == [(b"0", 1), (b"1", 1), (b"1", 2), (b"2", 1)]
+        assert sub.is_open
+        assert (await sub.describe()).backlog == 0
+        assert sub.stream.statistics().messages == 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("event", ["error", "close"])
+async def test_a_listener_may_raise_anything_and_stops_nothing(event, kind, caplog):
+    async with orders() as (topic, sub):
+
+        def plain(*args):
+            raise Odd("odd")
+
+        async def asynchronous(*args):
+            raise Odd("odd")
+
+        heard = []
+        sub.on(event, plain if kind == "plain" else asynchronous)
+        sub.on(event, lambda *args: heard.append(args))
+        sub.on("message", lambda m: m.ack() if m.delivery_attempt > 1 else 1 / 0)
+        sub.open()
+        await publish(topic, 1)
+        await settled()
+        assert (await sub.describe()).backlog == 0
+        assert (await sub.close()).clean
+        assert len(heard) == 1
+        assert f"a listener of '{event}' failed" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_process_is_not_kept_from_it(failure, kind):
+    async def main():
+        async with orders() as (topic, sub):
+
+            def plain(message):
+                raise failure
+
+            async def asynchronous(message):
+                raise failure
+
+            sub.on("message", plain if kind == "plain" else asynchronous)
+            sub.open()
+            await publish(topic, 1)
+            await asyncio.sleep(10)
+
+    with pytest.raises(failure):
+        run_virtual(main())
+
+
+async def test_a_handler_is_closed_when_its_task_is_thrown_away():
+    ended = []
+
+    async def handle():
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.append(True)
+
+    steps = InContext(handle(), contextvars.copy_context()).__await__()
+    next(steps)
+    steps.close()
+    assert ended == [True]

@@ -200,3 +200,38 @@ async def test_a_streams_own_deadline_is_kept_the_same_way():
         assert len(received) == 1
         await asyncio.sleep(20)
         assert len(received) == 2
+
+
+async def test_leases_longer_than_the_broker_grants_are_extended_in_time():
+    extension = LeaseExtension(interval=20, jitter=0)
+    async with subscription_on(OnlyRenews(), ack_deadline=10) as (topic, sub):
+        attempts = []
+
+        async def handle(message):
+            attempts.append(message.delivery_attempt)
+            await asyncio.sleep(150)
+            message.ack()
+
+        sub.on("message", handle)
+        sub.set_options(ack_deadline=61, lease_extension=extension)
+        sub.open()
+        await publish(topic, 1)
+        await asyncio.sleep(200)
+        assert attempts == [1]
+        assert (await sub.describe()).backlog == 0
+
+
+async def test_a_handler_that_returns_leaves_the_deadline_it_set():
+    async with subscription_on(OnlyRenews(), ack_deadline=10) as (topic, sub):
+        times = []
+
+        async def handle(message):
+            times.append(now())
+            message.modify_ack_deadline(60)
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, 1)
+        await asyncio.sleep(75)
+        assert len(times) == 2
+        assert 60 <= times[1] <= 70

@@ -27,6 +27,7 @@ class MemoryBroker:
     Deadlines follow `clock`. One event loop at a time, no threads.
     """
 
+    name = "memory"
     capabilities = Capabilities(
         ordering=True,
         filters=True,

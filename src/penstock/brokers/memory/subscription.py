@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from penstock.broker import SubscriptionStatus
+from penstock.broker import SubscriptionStatus, Unsettled
 from penstock.clock import NS, Alarm, Clock
 from penstock.config import SubscriptionConfig
 from penstock.errors import SubscriptionNotFoundError, TopicNotFoundError
@@ -128,7 +128,7 @@ class SubscriptionState:
             else:
                 break
             record = loan.record
-            size = len(record.data)
+            size = record.size if record.attributes else len(record.data)
             if size > left and granted:
                 if redelivery:
                     again.appendleft(loan)
@@ -263,9 +263,9 @@ class SubscriptionState:
         age = 0.0 if oldest is None else max(0.0, (self._clock.time_ns() - oldest) / NS)
         return SubscriptionStatus(
             config=self.config,
-            backlog=self._unsettled(),
-            leased=len(self._loans),
-            oldest_age=age,
+            unsettled=Unsettled(
+                messages=self._unsettled(), leased=len(self._loans), oldest_age=age
+            ),
             topic_deleted=self._topic_deleted,
         )
 

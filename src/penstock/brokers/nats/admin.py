@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from penstock.broker import SubscriptionStatus, TopicStatus
+from penstock.broker import SubscriptionStatus, TopicStatus, Unsettled
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.catalogue import (
-    Catalogue,
+from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.dead_letters import ADVISORIES, DeadLetterMover
+from penstock.brokers.nats.log import NatsLog
+from penstock.brokers.nats.protocol.configuration import (
     Consumer,
     consumer_config,
     consumer_of,
@@ -16,8 +18,6 @@ from penstock.brokers.nats.catalogue import (
     topic_config,
     unfinished,
 )
-from penstock.brokers.nats.dead_letters import ADVISORIES, Rescue
-from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.headers import decode_name, encode_name
 from penstock.clock import NS, Clock, to_ns
 from penstock.config import SubscriptionConfig, TopicConfig
@@ -38,10 +38,10 @@ class NatsAdmin:
         connection: Connection,
         catalogue: Catalogue,
         log: NatsLog,
-        rescue: Rescue,
+        mover: DeadLetterMover,
         clock: Clock,
     ) -> None:
-        self._rescue = rescue
+        self._mover = mover
         self._connection = connection
         self._catalogue = catalogue
         self._log = log
@@ -118,16 +118,16 @@ class NatsAdmin:
     async def _finish_consumer(self, consumer: Consumer, first: int) -> None:
         """Advisories first: moving it is what says that it is complete."""
         if consumer.config.dead_letter_policy is not None:
-            await self._rescue.prepare(consumer)
-        await self._reset(consumer, first)
+            await self._mover.prepare(consumer)
+        if first > 1:
+            await self._reset(consumer, first)
 
     async def _reset(self, consumer: Consumer, sequence: int) -> None:
-        if sequence == 1:
-            return
         await self._connection.request(
             f"CONSUMER.RESET.{consumer.stream}.{consumer.name}",
             {"seq": sequence},
-            missing=lambda: UnimplementedError(
+            missing=lambda: SubscriptionNotFoundError(consumer.config.name),
+            unanswered=lambda: UnimplementedError(
                 "This NATS server cannot move consumers; version 2.14 or newer can"
             ),
         )
@@ -140,7 +140,7 @@ class NatsAdmin:
             missing=lambda: SubscriptionNotFoundError(subscription),
         )
         if consumer.config.dead_letter_policy is not None:
-            await self._rescue.forget(consumer)
+            await self._mover.forget(consumer)
 
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
         if topic is not None:
@@ -162,7 +162,8 @@ class NatsAdmin:
             if oldest is not None:
                 age = max(0.0, (self._clock.time_ns() - oldest.publish_time_ns) / NS)
         return SubscriptionStatus(
-            config=config, backlog=backlog, leased=info["num_ack_pending"], oldest_age=age
+            config=config,
+            unsettled=Unsettled(messages=backlog, leased=info["num_ack_pending"], oldest_age=age),
         )
 
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:  # noqa: ARG002
@@ -185,9 +186,7 @@ class NatsAdmin:
             extent = await self._log.extent(consumer.config.topic)
             await self._reset(consumer, extent.last + 1)
         else:
-            await self._connection.request(
-                f"CONSUMER.RESET.{consumer.stream}.{consumer.name}", {"seq": record.sequence}
-            )
+            await self._reset(consumer, record.sequence)
 
     async def _exists(self, topic: str) -> bool:
         try:

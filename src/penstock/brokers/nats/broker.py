@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Self
 
 from penstock.broker import Capabilities
 from penstock.brokers.nats.admin import NatsAdmin
-from penstock.brokers.nats.aio.connection import Connection, NatsOptions
+from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.publishing import Publishing
-from penstock.brokers.nats.aio.pulling import Pulling, Raw
+from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.aio.pushing import PushInbox
-from penstock.brokers.nats.catalogue import Catalogue, Consumer
-from penstock.brokers.nats.dead_letters import Rescue
+from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.dead_letters import DeadLetterMover
+from penstock.brokers.nats.loans import Loans, foreign_ids, needs_loans
 from penstock.brokers.nats.log import NatsLog
-from penstock.brokers.nats.protocol.headers import parse_ack_subject, record_of
+from penstock.brokers.nats.protocol.address import NatsOptions
+from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_ack_subject
 from penstock.clock import NS, Clock, PreciseTime
 from penstock.config import SubscriptionConfig
-from penstock.errors import PenstockError, SubscriptionNotFoundError
+from penstock.errors import (
+    InvalidArgumentError,
+    PenstockError,
+    PermissionDeniedError,
+    SubscriptionNotFoundError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from penstock.message import (
     AckResponse,
     Delivery,
@@ -31,7 +39,6 @@ from penstock.message import (
     Settlement,
     Verb,
 )
-from penstock.rules.deadlines import Deadlines
 from penstock.rules.filters import parse_filter
 
 _DEAD = "CloudPubSubDeadLetterSource"
@@ -40,6 +47,7 @@ _DEAD = "CloudPubSubDeadLetterSource"
 class NatsBroker:
     """JetStream behind the port."""
 
+    name = "NATS JetStream"
     capabilities = Capabilities(
         durable=True,
         filters=True,
@@ -64,11 +72,10 @@ class NatsBroker:
         self._publishing = Publishing(connection, self._catalogue)
         self._pulling = Pulling(connection)
         self.log = NatsLog(self._catalogue, self._pulling)
-        self._rescue = Rescue(connection, self._pulling, self.log, self._bury)
-        self.admin = NatsAdmin(connection, self._catalogue, self.log, self._rescue, clock)
-        self._loans: dict[str, _Loans] = {}
+        self._mover = DeadLetterMover(connection, self._pulling, self.log, self._to_dead_letters)
+        self.admin = NatsAdmin(connection, self._catalogue, self.log, self._mover, clock)
+        self._loans: dict[str, Loans] = {}
         self._pushed: dict[str, PushInbox] = {}
-        self._opening = asyncio.Lock()
         self._catalogue.on_forget = lambda subscription: self._loans.pop(subscription, None)
         connection.on_denied = self._publishing.denied
 
@@ -77,25 +84,59 @@ class NatsBroker:
         connection = Connection(NatsOptions.of(url))
         await connection.open()
         broker = cls(connection, clock)
-        await broker._publishing.open()
+        broker._publishing.open()
         return broker
 
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
-        return await self._publishing.publish(topic, drafts)
+        answers = await self._publishing.publish(topic, drafts)
+        if PublishFault in map(type, answers):
+            answers = await self._confirm_missing(topic, answers)
+        return answers
+
+    async def _confirm_missing(
+        self, topic: str, answers: Sequence[Receipt | PublishFault]
+    ) -> Sequence[Receipt | PublishFault]:
+        """Nobody took some drafts: the topic is gone, or it has no leader for a moment."""
+        missing = [_says_missing(answer) for answer in answers]
+        if not any(missing):
+            return answers
+        error: PenstockError
+        try:
+            await self._catalogue.stream_info(topic)
+        except TopicNotFoundError:
+            self._catalogue.forget_routes(topic)
+            if all(missing):
+                raise
+            return answers
+        except PermissionDeniedError:
+            error = UnavailableError(
+                f"Nobody takes messages for topic {topic!r}: it has no leader now, or it is not "
+                "there; which of the two, this user may not ask"
+            )
+        except PenstockError as unknown:
+            error = unknown
+        else:
+            error = UnavailableError(
+                f"Topic {topic!r} is there, but nobody stores messages for it now"
+            )
+        fault = PublishFault(error)
+        return [fault if gone else a for a, gone in zip(answers, missing, strict=True)]
 
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
     ) -> Sequence[Delivery]:
         consumer = await self._catalogue.consumer(subscription)
+        if max_messages < 1:
+            return []
         if consumer.config.dead_letter_policy is not None:
-            self._rescue.watch(consumer)
+            self._mover.watch(consumer)
         until = self._clock.monotonic() + wait
         while True:
             remaining = max(0.0, until - self._clock.monotonic())
             try:
-                source = await self._source(consumer)
+                source = self._source(consumer)
                 raws = await source(max_messages, max_bytes, remaining)
             except SubscriptionNotFoundError:
                 self._catalogue.forget(subscription)
@@ -110,19 +151,16 @@ class NatsBroker:
                 self._remember(consumer.config, deliveries)
                 return deliveries
 
-    async def _source(
-        self, consumer: Consumer
-    ) -> Callable[[int, int, float], Awaitable[list[Raw]]]:
+    def _source(self, consumer: Consumer) -> Callable[[int, int, float], Awaitable[list[Raw]]]:
         """Where deliveries come from: asked for, or pushed."""
         if consumer.config.push is None:
             return partial(self._pulling.pull, consumer)
         name = consumer.config.name
-        async with self._opening:
-            inbox = self._pushed.get(name)
-            if inbox is None:
-                inbox = PushInbox(self._connection.wire, self._pulling)
-                await inbox.open(consumer)
-                self._pushed[name] = inbox
+        inbox = self._pushed.get(name)
+        if inbox is None:
+            inbox = PushInbox(self._connection.wire, self._pulling)
+            inbox.open(consumer)
+            self._pushed[name] = inbox
         return inbox.pull
 
     async def _filtered(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
@@ -135,8 +173,10 @@ class NatsBroker:
     async def settle(
         self, subscription: str, settlements: Sequence[Settlement]
     ) -> Sequence[AckResponse]:
-        config = (await self._catalogue.consumer(subscription)).config
-        loans = self._loans.get(subscription) if _needs_loans(config) else None
+        consumer = await self._catalogue.consumer(subscription)
+        config = consumer.config
+        foreign = foreign_ids(consumer, settlements)
+        loans = self._loans.get(subscription) if needs_loans(config) else None
         responses = [AckResponse.SUCCESS] * len(settlements)
         acks: list[tuple[bytes, bytes]] = []
         now = self._clock.monotonic()
@@ -146,6 +186,8 @@ class NatsBroker:
             exactly_once = config.enable_exactly_once_delivery
             if exactly_once and (loans is None or not loans.is_open(ack_id, now)):
                 responses[at] = AckResponse.INVALID
+                continue
+            if at in foreign:
                 continue
             acks.append((ack_id.encode(), await self._answer(config, settlement, loans)))
             answered.append(settlement)
@@ -160,7 +202,7 @@ class NatsBroker:
         return responses
 
     async def _answer(
-        self, config: SubscriptionConfig, settlement: Settlement, loans: _Loans | None
+        self, config: SubscriptionConfig, settlement: Settlement, loans: Loans | None
     ) -> bytes:
         """What to tell the server, after moving a spent message to the dead letters."""
         match settlement.verb:
@@ -185,21 +227,23 @@ class NatsBroker:
         return b'-NAK {"delay": %d}' % int(delay * NS) if delay else b"-NAK"
 
     async def _dead_letter(
-        self, config: SubscriptionConfig, settlement: Settlement, loans: _Loans
+        self, config: SubscriptionConfig, settlement: Settlement, loans: Loans
     ) -> bool:
         """Publish a spent message to the dead letters; False when that failed, so that it stays."""
-        if settlement.ack_id in loans.buried:
+        if settlement.ack_id in loans.moved:
             return True
         record = loans.record(settlement.ack_id)
         if record is None:
             return False
         lent = parse_ack_subject(settlement.ack_id.encode())
-        moved = await self._bury(config, record, lent.delivered)
+        moved = await self._to_dead_letters(config, record, lent.delivered)
         if moved:
-            loans.buried.add(settlement.ack_id)
+            loans.moved.add(settlement.ack_id)
         return moved
 
-    async def _bury(self, config: SubscriptionConfig, record: Record, delivered: int) -> bool:
+    async def _to_dead_letters(
+        self, config: SubscriptionConfig, record: Record, delivered: int
+    ) -> bool:
         policy = config.dead_letter_policy
         if policy is None:
             return False
@@ -211,76 +255,44 @@ class NatsBroker:
         }
         # The same id from whoever moves it: it arrives once.
         message_id = f"dead/{config.topic}/{config.name}/{record.sequence}"
-        draft = Draft(record.data, {**record.attributes, **source}, record.ordering_key, message_id)
-        try:
-            [answer] = await self._publishing.publish(policy.topic, [draft])
-        except PenstockError:
-            return False
+        answer: Receipt | PublishFault | None = None
+        # A message may fill what the server takes: better without saying where it is from than
+        # not moved at all.
+        for attributes in ({**record.attributes, **source}, record.attributes):
+            draft = Draft(record.data, attributes, record.ordering_key, message_id)
+            try:
+                [answer] = await self._publishing.publish(policy.topic, [draft])
+            except PenstockError:
+                return False
+            if isinstance(answer, Receipt) or not isinstance(answer.error, InvalidArgumentError):
+                break
         return isinstance(answer, Receipt)
 
     async def ping(self) -> float:
         return await self._connection.ping()
 
     async def aclose(self) -> None:
-        await self._rescue.close()
-        with suppress(PenstockError):
-            for inbox in self._pushed.values():
-                await inbox.close()
+        await self._mover.close()
+        for inbox in self._pushed.values():
+            inbox.close()
         await self._connection.close()
 
     def _remember(self, config: SubscriptionConfig, deliveries: list[Delivery]) -> None:
         """Only where answers need more than the ack id says."""
         if not deliveries:
             return
-        if _needs_loans(config):
+        if needs_loans(config):
             loans = self._loans.get(config.name)
             if loans is None:
-                loans = self._loans[config.name] = _Loans(config)
+                loans = self._loans[config.name] = Loans(config)
             loans.begin(deliveries, self._clock.monotonic())
 
 
-class _Loans:
-    """Open deliveries of a subscription: until when they are ours, and what is in them."""
-
-    def __init__(self, config: SubscriptionConfig) -> None:
-        self._ack_deadline = config.ack_deadline
-        self._ends: Deadlines[str] = Deadlines()
-        self._records: dict[str, Record] = {}
-        self.buried: set[str] = set()
-
-    def begin(self, deliveries: list[Delivery], now: float) -> None:
-        self._forget_expired(now)
-        self._ends.add(now + self._ack_deadline, [d.ack_id for d in deliveries])
-        self._records.update((d.ack_id, d.record) for d in deliveries)
-
-    def is_open(self, ack_id: str, now: float) -> bool:
-        ends = self._ends.due(ack_id)
-        return ends is not None and ends > now
-
-    def record(self, ack_id: str) -> Record | None:
-        return self._records.get(ack_id)
-
-    def settled(self, settlement: Settlement, now: float) -> None:
-        if settlement.verb is Verb.EXTEND and settlement.seconds:
-            self._ends.add(now + self._ack_deadline, [settlement.ack_id])
-        else:
-            self._ends.discard(settlement.ack_id)
-            self._records.pop(settlement.ack_id, None)
-            self.buried.discard(settlement.ack_id)
-
-    def _forget_expired(self, now: float) -> None:
-        for ack_id in self._ends.pop_due(now):
-            self._records.pop(ack_id, None)
-            self.buried.discard(ack_id)
-
-
-def _needs_loans(config: SubscriptionConfig) -> bool:
-    return config.enable_exactly_once_delivery or config.dead_letter_policy is not None
+def _says_missing(answer: Receipt | PublishFault) -> bool:
+    return isinstance(answer, PublishFault) and isinstance(answer.error, TopicNotFoundError)
 
 
 def _delivery(consumer: Consumer, raw: Raw) -> Delivery:
-    subject, reply, block, payload = raw
-    lent = parse_ack_subject(reply)
-    topic = consumer.config.topic
-    record = record_of(topic, subject, block, payload, lent.sequence, lent.published_ns)
-    return Delivery(record, reply.decode(), lent.delivered, consumer.config.ack_deadline)
+    config, lent = consumer.config, parse_ack_subject(raw[1])
+    record = delivered_record(config.topic, raw, lent)
+    return Delivery(record, raw[1].decode(), lent.delivered, config.ack_deadline)

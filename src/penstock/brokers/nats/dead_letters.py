@@ -16,23 +16,25 @@ import msgspec
 
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.pulling import Pulling
-from penstock.brokers.nats.catalogue import Consumer
 from penstock.brokers.nats.log import NatsLog
+from penstock.brokers.nats.protocol.configuration import Consumer
 from penstock.clock import NS
 from penstock.config import DAY, SubscriptionConfig
 from penstock.errors import AlreadyExistsError, PenstockError
 from penstock.message import Record
+from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff
 
 ADVISORIES = "PENSTOCK-ADVISORIES"
 _KINDS = ("MAX_DELIVERIES", "MSG_TERMINATED")
 _WAIT = 30.0
 _TRY_AGAIN_AFTER = 10.0
-_BACKOFF = Backoff(initial=0.2, maximum=30.0)
+_FOR_EVER = Persistence(backoff=Backoff(initial=0.2, maximum=30.0), worth_it=lambda _: True)
 
 _log = logging.getLogger("penstock")
 
-Bury = Callable[[SubscriptionConfig, Record, int], Awaitable[bool]]
+Move = Callable[[SubscriptionConfig, Record, int], Awaitable[bool]]
+"""Publishes a record to the dead letters of a subscription; False when it could not."""
 
 
 class _Advisory(msgspec.Struct):
@@ -43,14 +45,14 @@ class _Advisory(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Advisory).decode
 
 
-class Rescue:
+class DeadLetterMover:
     """Moves what the server gave up on, for each subscription with a dead-letter policy."""
 
-    def __init__(self, connection: Connection, pulling: Pulling, log: NatsLog, bury: Bury) -> None:
+    def __init__(self, connection: Connection, pulling: Pulling, log: NatsLog, move: Move) -> None:
         self._connection = connection
         self._pulling = pulling
         self._log = log
-        self._bury = bury
+        self._to_dead_letters = move
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def prepare(self, consumer: Consumer) -> None:
@@ -111,18 +113,18 @@ class Rescue:
 
     async def _run(self, consumer: Consumer) -> None:
         advisories = Consumer(ADVISORIES, _name(consumer), consumer.config)
-        failures = 0
+        failures = Failures(_FOR_EVER)
         while True:
             try:
                 for _, reply, _, payload in await self._pulling.pull(advisories, 100, 2**20, _WAIT):
                     answer = await self._answer(consumer, payload)
                     await self._pulling.write_acks([(reply, answer)])
-                failures = 0
+                failures.clear()
             except Exception as error:
-                failures += 1
                 level = logging.DEBUG if isinstance(error, PenstockError) else logging.ERROR
                 _log.log(level, "Looking for dead letters of %r: %s", consumer.config.name, error)
-                await asyncio.sleep(_BACKOFF.delay(failures))
+                now = asyncio.get_running_loop().time()
+                await asyncio.sleep(failures.pause_after(error, now) or 0)
 
     async def _answer(self, consumer: Consumer, payload: bytes) -> bytes:
         try:
@@ -142,7 +144,7 @@ class Rescue:
         record = await self._log.first_after(consumer.config.topic, advisory.stream_seq - 1)
         if record is None or record.sequence != advisory.stream_seq:
             return True  # It is no longer in the topic; there is nothing to move.
-        return await self._bury(consumer.config, record, advisory.deliveries)
+        return await self._to_dead_letters(consumer.config, record, advisory.deliveries)
 
     async def _create(self, subject: str, body: object) -> None:
         try:
@@ -154,4 +156,5 @@ class Rescue:
 def _name(consumer: Consumer) -> str:
     # Names may hold every separator a consumer may, so the two are told apart by a digest.
     digest = hashlib.sha256(f"{consumer.stream}/{consumer.name}".encode()).hexdigest()
+    # Servers hold consumers of this name.
     return f"rescue-{digest[:32]}"

@@ -23,6 +23,8 @@ from penstock.jobs.model.job import Job, info_type
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.stage_settings import StageDefaults
 from penstock.media.transcript import Segment
+from penstock.outcomes import Reject as Reject
+from penstock.outcomes import Retry as Retry
 
 _log = logging.getLogger("penstock.jobs")
 
@@ -51,23 +53,6 @@ class Done:
     title: str | None = None
     result: Any = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """It may succeed later: after so many seconds, or as the stage's backoff says."""
-
-    reason: str
-    after: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """It never will: the job fails with this reason. `gave_up`: for now at least, after the last
-    attempt."""
-
-    reason: str
-    gave_up: bool = False
 
 
 Outcome: TypeAlias = Done | Retry | Reject
@@ -147,6 +132,8 @@ class Stage:
         try:
             async with asyncio.timeout(self.time_limit) as limit:
                 outcome = await self.handler(job)
+        except (Retry, Reject) as decided:
+            outcome = decided
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Retry("time-limit")

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.batching import Together
+from penstock.batching import GroupCommit
 from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from penstock.jobs.model.job import Job
 from penstock.jobs.model.names import JobStage
@@ -68,12 +68,12 @@ class ProcessingJobStore:
         self._settings = settings or JobSettings()
         self.pipeline = self._settings.pipeline
         self._on_commit = on_commit
-        self._reads = Together(self._get_many)
-        self._creating = Together(self._create_all)
-        self._steps = Together(self._take_all)
-        self._begins = Together(self._begin_each)
-        self._retries = Together(self._try_again_all)
-        self._sends = Together(self._send_all)
+        self._reads = GroupCommit(self._get_many, all_or_none=True)
+        self._creating = GroupCommit(self._create_all, all_or_none=True)
+        self._steps = GroupCommit(self._take_all, all_or_none=True)
+        self._begins = GroupCommit(self._begin_each, all_or_none=True)
+        self._retries = GroupCommit(self._try_again_all, all_or_none=True)
+        self._sends = GroupCommit(self._send_all, all_or_none=True)
 
     async def __aenter__(self) -> Self:
         await self.database.create_tables(metadata)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 
-from penstock.batching import Together
+from penstock.batching import GroupCommit
 from penstock.broker import Log
 from penstock.errors import AlreadyExistsError, PenstockError
 from penstock.jobs.messaging.client import PubSubClient
@@ -62,7 +62,7 @@ class Projection:
         self._caught_up = asyncio.get_running_loop().time()
         self._following: asyncio.Task[None] | None = None
         self._subscriber: Subscriber[StageEvent] | None = None
-        self._taking = Together(self._take_all)
+        self._taking = GroupCommit(self._take_all, all_or_none=True)
 
     async def __aenter__(self) -> Self:
         log = (await self._client.pubsub.broker()).log

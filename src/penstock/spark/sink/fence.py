@@ -1,9 +1,9 @@
 """A fence around each batch, for sinks whose topics forget ids sooner than batches are run again.
 
-A stream beside the topic keeps one small record for each partition of each query: which batch it
-is writing, from which sequence of the topic on, and how it ended. A batch that is run again finds
-its record and looks through the topic from there for what is stored already. A batch older than
-the record means that the checkpoint went back in time, and is refused.
+A mark beside the topic says for each partition of each query which batch it is writing, from which
+sequence of the topic on, and how that ended. A batch that is run again finds the mark and looks
+through the topic from there for what is stored already. A batch older than the mark means that the
+checkpoint went back in time, and is refused.
 """
 
 from __future__ import annotations
@@ -12,28 +12,18 @@ import secrets
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 
-from penstock.brokers.nats.aio.connection import api_error
-from penstock.brokers.nats.protocol.headers import HEADER_BLOCK, encode_name
-from penstock.brokers.nats.sync.connection import BlockingConnection
-from penstock.brokers.nats.sync.ranges import Stream
-from penstock.errors import (
-    FailedPreconditionError,
-    NotFoundError,
-    TopicNotFoundError,
-)
+from penstock.broker import RangeLog
+from penstock.errors import FailedPreconditionError
 from penstock.message import Draft
-from penstock.spark.source.door import Door
-from penstock.spark.source.options import SinkOptions
-
-_DAY_NS = 86_400 * 10**9
+from penstock.spark.options import SinkOptions
+from penstock.spark.ranges import open_patiently
 
 
-class Mark(msgspec.Struct):
-    """What the fence says of a partition of a query."""
+class Progress(msgspec.Struct):
+    """How far a partition of a query is: what its mark says."""
 
     batch: int
     since: int
@@ -42,44 +32,44 @@ class Mark(msgspec.Struct):
     rows: int = 0
     digest: int = 0
     token: str = ""
+    """Whose it is: no other attempt writes the same."""
 
 
 @contextmanager
 def open_fence(options: SinkOptions, query: str, partition: int, batch: int) -> Iterator[Fence]:
-    door = Door(options.url, options.server_timeout, first=True)
+    log = open_patiently(options.url, options.server_timeout, proven=True)
     try:
-        fence = Fence(door, options, query, partition, batch)
+        fence = Fence(log, options, query, partition, batch)
         fence.begin()
         yield fence
     finally:
-        door.close()
+        log.close()
 
 
 class Fence:
     """The fence of one partition of one batch."""
 
     def __init__(
-        self, door: Door, options: SinkOptions, query: str, partition: int, batch: int
+        self, log: RangeLog, options: SinkOptions, query: str, partition: int, batch: int
     ) -> None:
-        self._connection = door.connection
-        self._topic = Stream(options.topic, door.connection)
-        self._name = options.fence_topic
-        self._subject = f"{options.fence_topic}.{query}.{partition}"
+        self._log = log
+        self._topic = options.topic
+        self._marks = options.fence_topic
+        self._name = f"{query}.{partition}"
         self._batch = batch
-        self._sequence = 0
-        self._mark = Mark(batch, 1)
+        self._version = 0
+        self._progress = Progress(batch, 1)
         self._stored: set[str] = set()
         self._rows = 0
         self._digest = 0
 
     @property
     def is_done(self) -> bool:
-        return self._mark.done
+        return self._progress.done
 
     def begin(self) -> None:
         """Find what an earlier attempt left, or make a mark of our own."""
-        self._create()
-        found, self._sequence = self._last()
+        found = self._read()
         if found is not None and found.batch > self._batch:
             raise FailedPreconditionError(
                 f"Batch {self._batch} of this query was written before, and {found.batch} after "
@@ -87,13 +77,11 @@ class Fence:
                 "be published again, begin with a new checkpoint"
             )
         if found is not None and found.batch == self._batch:
-            self._mark = found
+            self._progress = found
             if not found.done:
                 self._stored = self._ids(found.since)
             return
-        end = self._topic.info()["state"]["last_seq"] + 1
-        self._mark = Mark(self._batch, end)
-        self._write(self._mark)
+        self._write(Progress(self._batch, self._log.extent(self._topic).end))
 
     def count(self, drafts: list[tuple[str, Draft]]) -> None:
         """Remember what the batch is made of, in whatever order it comes."""
@@ -107,94 +95,47 @@ class Fence:
         return [pair for pair in drafts if pair[1].message_id not in self._stored]
 
     def check_same(self) -> None:
-        if (self._rows, self._digest) != (self._mark.rows, self._mark.digest):
+        before = self._progress
+        if (self._rows, self._digest) != (before.rows, before.digest):
             raise FailedPreconditionError(
-                f"Batch {self._batch} of this query was written with {self._mark.rows} rows and "
-                f"now has {self._rows} or others: the checkpoint went back in time, or the query "
-                "does not give the same rows twice. Begin with a new checkpoint"
+                f"Batch {self._batch} of this query was written with {before.rows} rows and now "
+                f"has {self._rows} or others: the checkpoint went back in time, or the query does "
+                "not give the same rows twice. Begin with a new checkpoint"
             )
 
     def seal(self) -> None:
         """Everything is stored."""
         self._write(
-            Mark(self._batch, self._mark.since, done=True, rows=self._rows, digest=self._digest)
+            Progress(
+                self._batch, self._progress.since, done=True, rows=self._rows, digest=self._digest
+            )
         )
 
     def _ids(self, since: int) -> set[str]:
-        last = self._topic.info()["state"]["last_seq"]
+        last = self._log.extent(self._topic).last
         return {
             name.decode(errors="replace")
-            for columns in self._topic.read(since, last)
+            for columns in self._log.read(self._topic, since, last)
             for name in columns.ids
         }
 
-    def _last(self) -> tuple[Mark | None, int]:
-        """The leader's word: a replica may be behind."""
+    def _read(self) -> Progress | None:
+        found = self._log.mark(self._marks, self._name)
+        self._version = found.version if found is not None else 0
+        return msgspec.json.decode(found.data, type=Progress) if found is not None else None
 
-        def get(connection: BlockingConnection) -> dict[str, Any]:
-            return connection.request(
-                f"STREAM.MSG.GET.{encode_name(self._name)}",
-                {"last_by_subj": self._subject},
-                missing=lambda: NotFoundError("no mark yet"),
+    def _write(self, progress: Progress) -> None:
+        """Replace our mark, unless another attempt has in the meantime."""
+        progress.token = secrets.token_hex(8)
+        data = msgspec.json.encode(progress)
+        try:
+            self._version = self._log.set_mark(
+                self._marks, self._name, data, replaces=self._version
             )
-
-        try:
-            message = self._connection.call(get)["message"]
-        except NotFoundError:
-            return None, 0
-        data = msgspec.json.decode(f'"{message["data"]}"', type=bytes)
-        return msgspec.json.decode(data, type=Mark), int(message["seq"])
-
-    def _write(self, mark: Mark) -> None:
-        """Replace our record, unless another attempt has in the meantime."""
-        mark.token = secrets.token_hex(8)
-        header = b"%bNats-Expected-Last-Subject-Sequence: %d\r\n\r\n" % (
-            HEADER_BLOCK,
-            self._sequence,
-        )
-        payload = msgspec.json.encode(mark)
-
-        def put(connection: BlockingConnection) -> dict[str, Any]:
-            _, answer = connection.ask(self._subject, header, payload)
-            decoded: dict[str, Any] = msgspec.json.decode(answer)
-            if "error" in decoded:
-                raise api_error(decoded["error"])
-            return decoded
-
-        try:
-            self._sequence = int(self._connection.call(put)["seq"])
         except FailedPreconditionError:
             # Ours, if the answer to the first attempt was lost.
-            found, self._sequence = self._last()
-            if found is None or found.token != mark.token:
+            if self._read() != progress:
                 raise FailedPreconditionError(
                     f"Another attempt is writing batch {self._batch} of this query"
                 ) from None
-        self._mark = mark
-
-    def _create(self) -> None:
-        stream = encode_name(self._name)
-
-        def look(connection: BlockingConnection) -> None:
-            try:
-                connection.request(
-                    f"STREAM.INFO.{stream}", missing=lambda: TopicNotFoundError(self._name)
-                )
-            except TopicNotFoundError:
-                connection.request(f"STREAM.CREATE.{stream}", _fences(self._name))
-
-        self._connection.call(look)
-
-
-def _fences(name: str) -> dict[str, Any]:
-    """A record a subject; one that nobody has touched for a month belongs to nobody."""
-    return {
-        "name": encode_name(name),
-        "subjects": [name, f"{name}.>"],
-        "retention": "limits",
-        "storage": "file",
-        "discard": "old",
-        "max_msgs_per_subject": 1,
-        "max_age": 31 * _DAY_NS,
-        "allow_direct": True,
-    }
+        self._progress = progress

@@ -20,9 +20,9 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 
 from penstock.errors import InvalidArgumentError
 from penstock.message import MAX_DATA_BYTES, Draft
+from penstock.spark.options import SinkOptions
 from penstock.spark.sink.fence import Fence, open_fence
-from penstock.spark.sink.sending import Sending, connected
-from penstock.spark.source.options import SinkOptions
+from penstock.spark.sink.sender import Sender, connected
 
 _TEXT = (StringType,)
 _COLUMNS: dict[str, tuple[type[DataType], ...]] = {
@@ -131,7 +131,7 @@ async def publish(
         return Written(rows, 0, rows)
     broker = await connected(options)
     try:
-        sending = Sending(broker, options)
+        sender = Sender(broker, options)
         async for batch in _batches(iterator):
             drafts = _drafts(batch, options.topic, prefix, rows)
             rows += len(drafts)
@@ -141,13 +141,13 @@ async def publish(
             skipped += batch.num_rows - len(drafts)
             size = max(1, options.max_in_flight // _CHUNKS)
             for at in range(0, len(drafts), size):
-                await sending.send(drafts[at : at + size])
-        await sending.finish()
+                await sender.send(drafts[at : at + size])
+        await sender.finish()
     finally:
         await broker.aclose()
     if fence is not None:
         fence.seal()
-    return Written(rows, sending.duplicates, skipped)
+    return Written(rows, sender.duplicates, skipped)
 
 
 async def _batches(iterator: Iterator[pa.RecordBatch]) -> Any:

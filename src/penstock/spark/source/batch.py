@@ -21,8 +21,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.clock import to_ns
+from penstock.spark.options import SourceOptions
+from penstock.spark.ranges import open_patiently
 from penstock.spark.source.offsets import Position
-from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.planner import Planner
 from penstock.spark.source.reader import LogRange, read_range
 
@@ -40,7 +41,8 @@ class LogReader(DataSourceReader):
             self.pushFilters = _Push(self._bounds)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
-        planner = Planner(self._options)
+        log = open_patiently(self._options.url, self._options.server_timeout)
+        planner = Planner(self._options, log)
         try:
             start = planner.resolve(self._options.starting)
             end = planner.resolve(self._options.ending)

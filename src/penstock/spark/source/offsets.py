@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from penstock.broker import Extent
 from penstock.errors import FailedPreconditionError
 
 Offsets: TypeAlias = dict[str, int]
@@ -30,6 +31,13 @@ class Position:
         """A sequence, or -1 for the latest or -2 for the earliest."""
         return self.sequences.get(topic, self.edge)
 
+    def within(self, topic: str, extent: Extent) -> int:
+        """The sequence it means in a topic that holds so much."""
+        sequence = self.of(topic)
+        if sequence == _EARLIEST:
+            return extent.first
+        return extent.end if sequence == _LATEST else sequence
+
     def is_latest_for(self, topics: Iterable[str]) -> bool:
         """It moves with what is published, for some topic."""
         return self.moment_us is None and any(self.of(topic) == _LATEST for topic in topics)
@@ -37,20 +45,6 @@ class Position:
 
 EARLIEST = Position(_EARLIEST)
 LATEST = Position(_LATEST)
-
-
-@dataclass(frozen=True)
-class Extent:
-    """What a topic holds at a moment: `first` to below `end`; and how large its messages are."""
-
-    first: int
-    end: int
-    mean_bytes: float = 0.0
-
-    def resolve(self, sequence: int) -> int:
-        if sequence == _EARLIEST:
-            return self.first
-        return self.end if sequence == _LATEST else sequence
 
 
 def ordered(offsets: Mapping[str, int]) -> Offsets:
@@ -66,6 +60,24 @@ def known(start: Mapping[str, int], topics: tuple[str, ...]) -> Offsets:
             "it, or begin with a new checkpoint"
         )
     return {topic: int(start.get(topic, 1)) for topic in sorted(topics)}
+
+
+def check_not_beyond(topic: str, extent: Extent, end: int, what: str) -> None:
+    """Raise when `what` is said to lie beyond the end of a topic."""
+    if end > extent.end:
+        raise FailedPreconditionError(
+            f"Topic {topic!r} ends at {extent.last} and {what} at {end - 1}: was it deleted and "
+            "created again? Begin with a new checkpoint"
+        )
+
+
+def check_same_topic(topic: str, extent: Extent, identity: str) -> None:
+    """Raise when a topic is not the one it was. Nobody can tell where nobody says which it is."""
+    if identity and extent.identity and extent.identity != identity:
+        raise FailedPreconditionError(
+            f"Topic {topic!r} was deleted and created again while this query ran: its sequences "
+            "are those of other messages now. Begin with a new checkpoint"
+        )
 
 
 def advance(

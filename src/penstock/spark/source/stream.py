@@ -17,15 +17,26 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.errors import FailedPreconditionError
-from penstock.spark.source.offsets import Extent, Offsets, advance, known, ordered
-from penstock.spark.source.options import SourceOptions
+from penstock.broker import Extent, Hold
+from penstock.connect import hold_server
+from penstock.spark.options import SourceOptions
+from penstock.spark.ranges import open_patiently
+from penstock.spark.source.offsets import Offsets, advance, check_not_beyond, known, ordered
 from penstock.spark.source.planner import Planner
 from penstock.spark.source.reader import LogRange, read_range
 
 # Spark asks some ninety times a second whether there is more. While there is not, each answer
 # takes this long, doubling up to the second.
 _SHORTEST_IDLE, _LONGEST_IDLE = 0.01, 0.1
+
+
+def check_log(options: SourceOptions) -> None:
+    """Raise whatever keeps these topics from being read."""
+    planner = Planner(options, open_patiently(options.url, options.server_timeout))
+    try:
+        planner.check()
+    finally:
+        planner.close()
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -35,6 +46,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._open: Planner | None = None
+        self._hold: Hold | None = None
         self._initial: Offsets | None = None
         self._target: dict[str, Extent] | None = None
         self._latest: Offsets | None = None
@@ -44,7 +56,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _planner(self) -> Planner:
         if self._open is None:
-            self._open = Planner(self._options, keep=True)
+            options = self._options
+            # Spark kills this process when the query ends.
+            self._hold = hold_server(options.url)
+            self._open = Planner(options, open_patiently(options.url, options.server_timeout))
         return self._open
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
@@ -83,11 +98,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(self._idle)
             extents = self._look()
         for topic, at in begin.items():
-            if at > extents[topic].end:
-                raise FailedPreconditionError(
-                    f"Topic {topic!r} ends at {extents[topic].end - 1} and the checkpoint has read "
-                    f"up to {at - 1}: was it deleted and created again? Begin with a new checkpoint"
-                )
+            check_not_beyond(topic, extents[topic], at, "the checkpoint")
         return extents
 
     def _look(self) -> dict[str, Extent]:
@@ -112,9 +123,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, self._schema, partition)
 
     def stop(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        for part in (self._open, self._hold):
+            if part is not None:
+                part.close()
+        self._open = self._hold = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None}
+        return {**self.__dict__, "_open": None, "_hold": None}

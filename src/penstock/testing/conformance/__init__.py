@@ -5,13 +5,16 @@
     class TestMyBroker(BrokerConformance):
         @pytest.fixture
         def harness(self):
-            return Harness("mybroker://…")
+            return Harness(connect=MyBroker.open)     # called with a clock, or
+            return Harness("mybroker://…")            # by its address, if it is registered
 
-A behaviour that needs something the broker's capabilities do not claim is skipped; what they
-claim is tested.
+What the broker's capabilities claim is tested; a behaviour that needs something they do not claim
+is skipped, and the refusal is tested instead.
 """
 
 from penstock.testing.conformance.administering import Administering
+from penstock.testing.conformance.claims import Claims
+from penstock.testing.conformance.contract import Contract
 from penstock.testing.conformance.dead_letters import DeadLetters
 from penstock.testing.conformance.exactly_once import ExactlyOnce
 from penstock.testing.conformance.filtering import Filtering
@@ -25,6 +28,8 @@ from penstock.testing.conformance.streaming import StreamingPull
 
 class BrokerConformance(
     Administering,
+    Claims,
+    Contract,
     DeadLetters,
     ExactlyOnce,
     Filtering,

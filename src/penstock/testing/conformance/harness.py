@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from penstock import Message, PubSub, Subscription, Topic
 from penstock.broker import Broker
 from penstock.clock import Clock
-from penstock.errors import PenstockError
+from penstock.connect import connect
+from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
 from penstock.message import AckResponse, Delivery, Settlement, Verb
 from penstock.testing.clock import VirtualClock, run_real, run_virtual
 from penstock.testing.waiting import eventually
@@ -22,15 +24,33 @@ from penstock.testing.waiting import eventually
 _numbers = itertools.count(1)
 
 
+Connect = Callable[[Clock], Awaitable[Broker]]
+
+
 class Harness:
-    """One broker under test.
+    """One broker under test: where it is (`url`), or how to reach it.
+
+    `connect` is called with the clock to keep time by, and returns a broker that is ready. It is
+    called for each behaviour, and again by those that look whether a broker is durable: what it
+    returns must then be the same topics and subscriptions.
 
     `virtual` runs the behaviours in virtual time, which only a broker inside this process can
     follow. `second` is the unit of time they use: longer where the broker is coarse.
     """
 
-    def __init__(self, url: str, *, virtual: bool = False, second: float = 1.0) -> None:
-        self.url = url
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        connect: Connect | None = None,
+        virtual: bool = False,
+        second: float = 1.0,
+    ) -> None:
+        if url is not None and connect is None:
+            connect = partial(_connect_to, url)
+        elif url is not None or connect is None:
+            raise InvalidArgumentError("A harness takes an address or a `connect`, one of the two")
+        self._connect = connect
         self.virtual = virtual
         self.second = second
         self.run_id = secrets.token_hex(3)
@@ -43,10 +63,24 @@ class Harness:
 
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:
-        async with PubSub(self.url, clock=self.clock()) as pubsub:
-            scene = Scene(self, pubsub, await pubsub.broker())
+        clock = self.clock()
+        async with self.opened(clock) as broker, PubSub(broker=broker, clock=clock) as pubsub:
+            scene = Scene(self, pubsub, broker)
             yield scene
             await scene.clean_up()
+
+    @asynccontextmanager
+    async def opened(self, clock: Clock) -> AsyncIterator[Broker]:
+        """One more connection."""
+        broker = await self._connect(clock)
+        try:
+            yield broker
+        finally:
+            await broker.aclose()
+
+
+async def _connect_to(url: str, clock: Clock) -> Broker:
+    return await connect(url, clock=clock)
 
 
 class Scene:
@@ -56,8 +90,13 @@ class Scene:
         self.pubsub = pubsub
         self.broker = broker
         self.second = harness.second
+        self._harness = harness
         self._run_id = harness.run_id
         self._made: list[Topic | Subscription] = []
+
+    def another(self) -> AbstractAsyncContextManager[Broker]:
+        """A second connection to the same broker."""
+        return self._harness.opened(self.pubsub.clock)
 
     def name(self, base: str) -> str:
         return f"{base}-{self._run_id}-{next(_numbers)}"
@@ -127,18 +166,33 @@ class Scene:
         await eventually(condition, within=within * self.second)
 
     async def clean_up(self) -> None:
-        for made in reversed(self._made):
+        for made in self._made:
             if isinstance(made, Subscription):
                 await made.close(timeout=0)
-            with suppress(PenstockError):
-                await made.delete()
+        try:
+            await self._delete_all(self.broker)
+        except ClosedError:
+            if self.broker.capabilities.durable:
+                async with self.another() as broker:
+                    await self._delete_all(broker)
+
+    async def _delete_all(self, broker: Broker) -> None:
+        while self._made:
+            made = self._made[-1]
+            is_topic = isinstance(made, Topic)
+            delete = broker.admin.delete_topic if is_topic else broker.admin.delete_subscription
+            with suppress(NotFoundError):
+                await delete(made.name)
+            self._made.pop()
 
 
 Behaviour = Callable[[Any, Scene], Awaitable[None]]
 
 
-def behaviour(*needs: str) -> Callable[[Behaviour], Callable[[Any, Harness], None]]:
-    """A test of every broker whose capabilities include `needs`."""
+def behaviour(
+    *needs: str, lacks: str = ""
+) -> Callable[[Behaviour], Callable[[Any, Harness], None]]:
+    """A test of every broker whose capabilities include `needs`, and not what it `lacks`."""
 
     def decorate(test: Behaviour) -> Callable[[Any, Harness], None]:
         async def main(self: object, harness: Harness) -> None:
@@ -147,6 +201,8 @@ def behaviour(*needs: str) -> Callable[[Behaviour], Callable[[Any, Harness], Non
                 missing = [need for need in needs if not getattr(capabilities, need)]
                 if missing:
                     pytest.skip(f"the broker does not claim {', '.join(missing)}")
+                if lacks and getattr(capabilities, lacks):
+                    pytest.skip(f"the broker claims {lacks}")
                 await test(self, scene)
 
         def run(self: object, harness: Harness) -> None:
@@ -156,6 +212,7 @@ def behaviour(*needs: str) -> Callable[[Behaviour], Callable[[Any, Harness], Non
         run.__qualname__ = test.__qualname__
         run.__doc__ = test.__doc__
         run.__module__ = test.__module__
+        run.needs, run.lacks = needs, lacks  # type: ignore[attr-defined]
         return run
 
     return decorate

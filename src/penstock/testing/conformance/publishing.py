@@ -22,7 +22,7 @@ class Publishing:
         assert message.attributes == {"stage": "Queued", "ö": "ä"}
         assert message.ordering_key == "user-1"
         assert message.subject == topic.name
-        assert message.delivery_attempt == 1
+        assert message.delivery_attempt == 1 or not scene.broker.capabilities.delivery_attempts
         assert abs(message.publish_time.timestamp() - message.received) < 60
 
     @behaviour()

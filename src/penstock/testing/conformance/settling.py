@@ -93,7 +93,7 @@ class Settling:
 
         def handle(message: Message) -> None:
             times.append(asyncio.get_running_loop().time())
-            if message.delivery_attempt < 5:
+            if len(times) < 5:
                 message.nack()
             else:
                 message.ack()

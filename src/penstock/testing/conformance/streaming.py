@@ -34,6 +34,18 @@ class StreamingPull:
         await scene.eventually(lambda: len(received) == 3)
 
     @behaviour()
+    async def test_attributes_count_in_the_window(self, scene: Scene) -> None:
+        topic, sub = await scene.pair(flow_control=FlowControl(max_bytes=2000))
+        received = scene.receive(sub, lambda _: None)
+        for _ in range(20):
+            await topic.publish_message(b"x", {f"key-{n}": "v" * 500 for n in range(10)})
+        await scene.eventually(lambda: len(received) == 1)
+        await scene.seconds(0.3)
+        assert len(received) == 1
+        received[0].ack()
+        await scene.eventually(lambda: len(received) == 2)
+
+    @behaviour()
     async def test_a_message_larger_than_the_window_still_goes_through(self, scene: Scene) -> None:
         topic, sub = await scene.pair(flow_control=FlowControl(max_bytes=10))
         received = scene.receive(sub)

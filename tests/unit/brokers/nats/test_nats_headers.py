@@ -5,18 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Draft, Expect
-from penstock.brokers.nats.aio.connection import NatsOptions
+from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.headers import (
-    attributes_of,
     check_subject,
     decode_header,
     decode_name,
+    describe,
     encode_header,
     encode_name,
-    parse_ack_subject,
-    record_of,
     status_of,
 )
+from penstock.brokers.nats.protocol.records import parse_ack_subject, record_of
 from penstock.errors import InvalidArgumentError
 
 printable = st.text(
@@ -50,15 +49,15 @@ def test_a_draft_without_anything_needs_no_header():
 
 def test_expectations_and_time_to_live_become_headers():
     expect = Expect(topic="a.b", last_id="x", last_sequence=0, last_subject_sequence=4)
-    headers = decode_header(encode_header(Draft.of(expect=expect, ttl=60)))
-    assert headers == {
+    block = encode_header(Draft.of(expect=expect, ttl=60))
+    assert decode_header(block) == {
         "Nats-TTL": "60s",
         "Nats-Expected-Stream": "a%2Eb",
         "Nats-Expected-Last-Msg-Id": "x",
         "Nats-Expected-Last-Sequence": "0",
         "Nats-Expected-Last-Subject-Sequence": "4",
     }
-    assert attributes_of(headers) == {}
+    assert describe(block).attributes == {}
 
 
 @pytest.mark.parametrize("key", ["Nats-Rollup", "nats-msg-id", "NATS-TTL", "Penstock-Ordering-Key"])

@@ -8,25 +8,26 @@ import secrets
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import msgspec
-
-from penstock.brokers.nats.aio.connection import Connection, api_error
-from penstock.brokers.nats.aio.wire import publish_operation
+from penstock.batching import GroupCommit
+from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.protocol.errors import denied
 from penstock.brokers.nats.protocol.headers import (
     HEADER_BLOCK,
+    MAX_HEADERS,
+    NO_RESPONDERS,
     check_subject,
     encode_header,
     status_of,
 )
+from penstock.brokers.nats.protocol.records import unnamed
+from penstock.brokers.nats.protocol.requests import decode_ack, publish_operation, stored
 from penstock.errors import (
     DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
     PenstockError,
-    PermissionDeniedError,
     TopicNotFoundError,
-    UnavailableError,
 )
 from penstock.message import Draft, PublishFault, Receipt
 from penstock.rules.subjects import routed_subject
@@ -44,19 +45,8 @@ Operation: TypeAlias = tuple[int, bytes, bytes]
 """The index of a draft, its subject and its header block."""
 
 
-class _Ack(msgspec.Struct):
-    stream: str = ""
-    seq: int = 0
-    duplicate: bool = False
-    batch: str = ""
-    count: int = 0
-    error: dict[str, object] | None = None
-
-
 # What nearly every ack looks like: the call, the index, and the sequence it was stored at.
 _STORED = rb'(\d+)\.(\d+) %b \d+\r\n\{"stream":"[^"]*","seq":(\d+)\}\r\n'
-
-_decode_ack = msgspec.json.Decoder(_Ack).decode
 
 
 class _Call:
@@ -102,14 +92,12 @@ class Publishing:
     def max_payload(self) -> int:
         return self._wire.max_payload
 
-    async def open(self) -> None:
-        await self._wire.subscribe_bulk(self._prefix, _STORED, self._on_stored, self._on_answer)
+    def open(self) -> None:
+        self._wire.subscribe_runs(self._prefix, _STORED, self._on_stored, self._on_answer)
 
     def denied(self, text: str) -> None:
         """The server refused a subject we published on: say so to those who did."""
-        error = PermissionDeniedError(
-            f"The NATS server refused: {text}; check this user's permissions"
-        )
+        error = denied(text)
         for call in list(self._calls.values()):
             named = f'"{call.topic.lower()}'
             if named + '"' in text.lower() or f"{named}." in text.lower():
@@ -118,7 +106,7 @@ class Publishing:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
-        self._wire.check_connected()
+        await self._wire.until_connected()
         answers: list[Receipt | PublishFault | None] = [None] * len(drafts)
         operations: list[Operation] = []
         limit = self._wire.max_payload
@@ -135,11 +123,7 @@ class Publishing:
                 elif routed:
                     subject = routed_subject(topic, routed, draft.attributes).encode()
                 header = encode_header(draft)
-                if len(header) + len(draft.data) > limit:
-                    raise InvalidArgumentError(
-                        f"Message of {len(draft.data):,} bytes with {len(header):,} bytes of "
-                        f"headers is larger than the NATS server takes ({limit:,})"
-                    )
+                _check_size(len(header), len(draft.data), limit)
             except InvalidArgumentError as error:
                 answers[at] = PublishFault(error)
             else:
@@ -184,7 +168,7 @@ class Publishing:
         for at, _, _ in operations:
             answer = call.answers[at]
             if isinstance(answer, int):
-                answers[at] = Receipt(drafts[at].message_id or f"{topic}-{answer}", answer)
+                answers[at] = Receipt(drafts[at].message_id or unnamed(topic, answer), answer)
             else:
                 answers[at] = self._receipt(topic, drafts[at], answer, error)
 
@@ -215,18 +199,10 @@ class Publishing:
         if answer is None:
             return PublishFault(otherwise)
         block, payload = answer
-        if block:
-            code, text = status_of(block)
-            self._catalogue.forget_routes(topic)
-            return PublishFault(
-                TopicNotFoundError(topic)
-                if code == 503
-                else InternalError(f"The NATS server answered {code} {text}")
-            )
-        ack = _decode_ack(payload)
-        if ack.error is not None:
-            return PublishFault(api_error(ack.error, lambda: TopicNotFoundError(topic)))
-        return Receipt(draft.message_id or f"{topic}-{ack.seq}", ack.seq, ack.duplicate)
+        ack = stored(topic, block, payload)
+        if isinstance(ack, PenstockError):
+            return PublishFault(ack)
+        return Receipt(draft.message_id or unnamed(topic, ack.seq), ack.seq, ack.duplicate)
 
     def _on_answer(self, subject: bytes, _reply: bytes, block: bytes, payload: bytes) -> None:
         name, _, index = subject[self._at :].partition(b".")
@@ -250,7 +226,7 @@ class Publishing:
                     call.answer(at, int(sequence))
 
     def _on_loss(self) -> None:
-        error = UnavailableError(
+        error = self._wire.loss(
             "The connection to the NATS server was lost before it acknowledged; the message may "
             "or may not be stored"
         )
@@ -291,30 +267,52 @@ class Publishing:
         block, payload = answer
         if block:
             code, _ = status_of(block)
-            return [PublishFault(TopicNotFoundError(topic))] * last if code == 503 else None
-        ack = _decode_ack(payload)
+            if code == NO_RESPONDERS:
+                return [PublishFault(TopicNotFoundError(topic))] * last
+            return None
+        ack = decode_ack(payload)
         if ack.error is not None or ack.count != last:
             return None
         first = ack.seq - last + 1
         return [
-            Receipt(draft.message_id or f"{topic}-{first + n}", first + n)
+            Receipt(draft.message_id or unnamed(topic, first + n), first + n)
             for n, (draft, _, _) in enumerate(waiting)
         ]
 
 
-class _Committer:
-    """Group commit for one topic: what waits while the wire is busy goes out together.
+def _check_size(header: int, payload: int, most: int) -> None:
+    """`InvalidArgumentError` for what the server would refuse, or end the connection for."""
+    if header > MAX_HEADERS:
+        raise InvalidArgumentError(
+            f"Message with {header:,} bytes of headers (attributes, message id and ordering key) "
+            f"has more of them than JetStream takes ({MAX_HEADERS:,}); put some into its data"
+        )
+    if header + payload > most:
+        raise InvalidArgumentError(
+            f"Message of {payload:,} bytes with {header:,} bytes of headers is larger than the "
+            f"NATS server takes ({most:,})"
+        )
 
-    A lone message goes at once. A batch that the server refuses, because one of its ids is a
-    duplicate or one of its expectations fails, is sent again message by message. Sending is a
-    task of its own, so that a caller who is cancelled takes nobody along.
+
+class _Committer:
+    """Group commit for one topic: what waits while the server syncs goes out together.
+
+    A batch that the server refuses, because one of its ids is a duplicate or one of its
+    expectations fails, is sent again message by message.
     """
 
     def __init__(self, publishing: Publishing, topic: str) -> None:
         self._publishing = publishing
         self._topic = topic
-        self._waiting: list[_Entry] = []
-        self._sending: asyncio.Task[None] | None = None
+        # The few turns of the loop that publishers need to come with more cost nothing beside a
+        # sync to disk, and double what goes together.
+        self._commits: GroupCommit[_Entry, None] = GroupCommit(
+            self._commit,
+            most=_BATCH_MESSAGES,
+            most_bytes=_BATCH_BYTES,
+            measure=lambda entry: (len(entry.operations), entry.size),
+            quiet_turns=_QUIET_TURNS,
+        )
 
     async def commit(
         self,
@@ -322,61 +320,13 @@ class _Committer:
         operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
     ) -> None:
-        entries = [
+        parts = [
             _Entry(drafts, operations[at : at + _BATCH_MESSAGES], answers)
             for at in range(0, len(operations), _BATCH_MESSAGES)
         ]
-        self._waiting += entries
-        if self._sending is None:
-            # Owned here; it ends when nothing waits.
-            self._sending = asyncio.get_running_loop().create_task(self._run())
-        try:
-            for entry in entries:
-                await asyncio.shield(entry.done)
-        finally:
-            # Cancelled before it was sent: it need not be.
-            self._waiting = [waits for waits in self._waiting if waits not in entries]
+        await asyncio.gather(*map(self._commits.ask, parts))
 
-    async def _run(self) -> None:
-        try:
-            while self._waiting:
-                batch = self._take()
-                try:
-                    await self._send(batch)
-                finally:
-                    for entry in batch:
-                        entry.end()
-                await self._gather()
-        finally:
-            self._sending = None
-            for entry in self._waiting:
-                entry.end()
-
-    async def _gather(self) -> None:
-        """Publishers that waited for the last commit are about to come with more. The few turns of
-        the loop they need cost nothing beside a sync to disk, and double what goes together."""
-        quiet = 0
-        while quiet < _QUIET_TURNS and len(self._waiting) < _BATCH_MESSAGES:
-            waiting = len(self._waiting)
-            await asyncio.sleep(0)
-            quiet = quiet + 1 if len(self._waiting) == waiting else 0
-
-    def _take(self) -> list[_Entry]:
-        batch: list[_Entry] = []
-        messages = size = 0
-        for entry in self._waiting:
-            if batch and (
-                messages + len(entry.operations) > _BATCH_MESSAGES
-                or size + entry.size > _BATCH_BYTES
-            ):
-                break
-            batch.append(entry)
-            messages += len(entry.operations)
-            size += entry.size
-        del self._waiting[: len(batch)]
-        return batch
-
-    async def _send(self, batch: list[_Entry]) -> None:
+    async def _commit(self, batch: Sequence[_Entry]) -> list[None]:
         flat = [(entry, *operation) for entry in batch for operation in entry.operations]
         outcome = None
         if len(flat) > 1 and not any(self._must_go_alone(entry) for entry in batch):
@@ -385,30 +335,33 @@ class _Committer:
         if outcome is not None:
             for (entry, at, _, _), answer in zip(flat, outcome, strict=True):
                 entry.answers[at] = answer
-            return
-        await asyncio.gather(
-            *(
-                self._publishing.pipeline(
-                    self._topic, entry.drafts, entry.operations, entry.answers
+        else:
+            await asyncio.gather(
+                *(
+                    self._publishing.pipeline(
+                        self._topic, entry.drafts, entry.operations, entry.answers
+                    )
+                    for entry in batch
                 )
-                for entry in batch
             )
-        )
+        return [None] * len(batch)
 
     def _must_go_alone(self, entry: _Entry) -> bool:
         """Expectations are about the message before; the largest have no room for a batch's
         headers."""
         most = self._publishing.max_payload - _BATCH_HEADERS
         return any(
-            entry.drafts[at].expect is not None or len(header) + len(entry.drafts[at].data) > most
+            entry.drafts[at].expect is not None
+            or len(header) + len(entry.drafts[at].data) > most
+            or len(header) > MAX_HEADERS - _BATCH_HEADERS
             for at, _, header in entry.operations
         )
 
 
 class _Entry:
-    """One caller's drafts, waiting to be committed."""
+    """A caller's drafts, or a batch's worth of them, waiting to be committed."""
 
-    __slots__ = ("answers", "done", "drafts", "operations", "size")
+    __slots__ = ("answers", "drafts", "operations", "size")
 
     def __init__(
         self,
@@ -420,14 +373,3 @@ class _Entry:
         self.operations = operations
         self.answers = answers
         self.size = sum(len(drafts[at].data) for at, _, _ in operations)
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def end(self) -> None:
-        """Whatever happened, every draft has an answer and the caller goes on."""
-        for at, _, _ in self.operations:
-            if self.answers[at] is None:
-                self.answers[at] = PublishFault(
-                    UnavailableError("Publishing was ended before the NATS server acknowledged")
-                )
-        if not self.done.done():
-            self.done.set_result(None)

@@ -5,29 +5,27 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import TypeAlias
-
-import msgspec
-import nats.errors
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.aio.wire import publish_operation
-from penstock.brokers.nats.catalogue import Consumer
-from penstock.brokers.nats.protocol.headers import status_of
-from penstock.clock import NS
-from penstock.errors import (
-    DeadlineExceededError,
-    PenstockError,
-    SubscriptionNotFoundError,
-    UnavailableError,
+from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.errors import no_answer, odd_status
+from penstock.brokers.nats.protocol.headers import (
+    CONFLICT,
+    NO_MESSAGES,
+    NO_RESPONDERS,
+    TIMED_OUT,
+    status_of,
 )
-
-Raw: TypeAlias = tuple[bytes, bytes, bytes, bytes]
-"""Subject, reply, header block and payload of a message."""
-
-_NO_RESPONDERS, _NO_MESSAGES, _TIMED_OUT, _CONFLICT = 503, 404, 408, 409
+from penstock.brokers.nats.protocol.records import Raw
+from penstock.brokers.nats.protocol.requests import (
+    encode_request,
+    next_message,
+    publish_operation,
+)
+from penstock.clock import NS
+from penstock.errors import PenstockError, SubscriptionNotFoundError, UnavailableError
 
 
 class Inbox:
@@ -45,7 +43,7 @@ class Inbox:
         self.wanted = 0
         self.status = (0, "")
         self.done: asyncio.Future[None] | None = None
-        self.unsubscribe: Callable[[], Awaitable[None]] | None = None
+        self.unsubscribe: Callable[[], None] | None = None
         self.on_stray: Callable[[bytes], None] | None = None
 
     def expect(self, count: int) -> asyncio.Future[None]:
@@ -59,7 +57,7 @@ class Inbox:
 
     def receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
         done = self.done
-        if block and not payload:
+        if block and not payload and not reply:
             status = status_of(block)
             if status[0]:
                 if done is not None and not done.done() and subject == self.subject:
@@ -89,27 +87,32 @@ class Pulling:
         self._names = itertools.count(1)
         self._idle: list[Inbox] = []
         self._busy: set[Inbox] = set()
-        self._background: set[asyncio.Task[None]] = set()
         self._wire.on_loss(self._on_loss)
 
     async def pull(
         self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
     ) -> list[Raw]:
         """What is there now; else the first that comes within `wait` seconds and what follows."""
+        await self._wire.until_connected(min(wait, self._wire.timeout))
         found: list[Raw] = []
         try:
-            async with self._inbox() as inbox:
+            with self._inbox() as inbox:
                 found = await self._ask(inbox, consumer, max_messages, max_bytes, 0)
                 if not found and wait > 0:
                     found = await self._ask(inbox, consumer, 1, 0, wait)
-                    left = max_bytes - sum(len(raw[3]) for raw in found)
+                    left = max_bytes - sum(len(raw[2]) + len(raw[3]) for raw in found)
                     if found and max_messages > 1 and left > 0:
                         found += await self._ask(inbox, consumer, max_messages - 1, left, 0)
         except BaseException:
-            for _, reply, _, _ in found:
-                self._on_stray(reply)
+            self.give_back([reply for _, reply, _, _ in found])
             raise
         return found
+
+    def give_back(self, replies: list[bytes]) -> None:
+        """Nobody looks at these deliveries; without waiting, and lost with the connection, in
+        which case they come back when their deadline has passed."""
+        if replies:
+            self._wire.post([publish_operation(reply, b"", b"", b"-NAK") for reply in replies])
 
     async def write_acks(self, acks: list[tuple[bytes, bytes]]) -> None:
         """Answer deliveries by their ack subjects, without waiting for the server."""
@@ -117,7 +120,7 @@ class Pulling:
 
     async def write_acks_and_wait(self, acks: list[tuple[bytes, bytes]]) -> None:
         """The same, until the server has confirmed all of them."""
-        async with self._inbox() as inbox:
+        with self._inbox() as inbox:
             await self._request(inbox, acks, expected=len(acks))
             code, text = inbox.status
             if code:
@@ -128,8 +131,8 @@ class Pulling:
 
     async def read(self, subject: str, request: object, count: int) -> tuple[list[Raw], int]:
         """Ask for up to `count` messages that end with a status; returns both."""
-        body = msgspec.json.encode(request)
-        async with self._inbox() as inbox:
+        body = encode_request(request)
+        with self._inbox() as inbox:
             await self._request(inbox, [(subject.encode(), body)], expected=count + 1)
             return inbox.messages, inbox.status[0]
 
@@ -143,12 +146,12 @@ class Pulling:
             request["no_wait"] = True
         if max_bytes:
             request["max_bytes"] = max_bytes
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}".encode()
-        body = msgspec.json.encode(request)
+        subject = next_message(consumer.stream, consumer.name).encode()
+        body = encode_request(request)
         await self._request(inbox, [(subject, body)], expected=batch, wait=wait)
         code, text = inbox.status
-        if not inbox.messages and code not in (0, _NO_MESSAGES, _TIMED_OUT):
-            if code == _CONFLICT and "MaxBytes" in text:
+        if not inbox.messages and code not in (0, NO_MESSAGES, TIMED_OUT):
+            if code == CONFLICT and "MaxBytes" in text:
                 # A message larger than the room asked for: it must get through some time.
                 return await self._ask(inbox, consumer, 1, 0, 0)
             raise _failure(consumer, code, text)
@@ -168,15 +171,12 @@ class Pulling:
             async with asyncio.timeout(seconds):
                 await done
         except TimeoutError:
-            raise DeadlineExceededError(
-                f"The NATS server did not answer within {seconds:g} s; check the connection and "
-                "this user's permissions"
-            ) from None
+            raise no_answer(seconds) from None
 
-    @asynccontextmanager
-    async def _inbox(self) -> AsyncIterator[Inbox]:
+    @contextmanager
+    def _inbox(self) -> Iterator[Inbox]:
         """An inbox for one exchange; used again when that ends well, abandoned when it does not."""
-        inbox = await self._take_inbox()
+        inbox = self._take_inbox()
         try:
             yield inbox
         except BaseException:
@@ -185,56 +185,37 @@ class Pulling:
         self._busy.discard(inbox)
         self._idle.append(inbox)
 
-    async def _take_inbox(self) -> Inbox:
+    def _take_inbox(self) -> Inbox:
         self._wire.check_connected()
         inbox = self._idle.pop() if self._idle else None
         if inbox is None:
             name = f"{self._prefix}.{next(self._names)}"
             inbox = Inbox(name)
-            inbox.on_stray = self._on_stray
-            inbox.unsubscribe = await self._wire.subscribe(f"{name}.*", inbox.receive)
+            inbox.on_stray = lambda reply: self.give_back([reply])
+            inbox.unsubscribe = self._wire.subscribe(f"{name}.*", inbox.receive)
         self._busy.add(inbox)
         return inbox
 
     def _abandon(self, inbox: Inbox) -> None:
         """A request that was given up: what still comes for it is given back."""
         self._busy.discard(inbox)
-        for _, reply, _, _ in inbox.messages:
-            if reply:
-                self._on_stray(reply)
+        self.give_back([reply for _, reply, _, _ in inbox.messages if reply])
         if inbox.done is not None and not inbox.done.done():
             inbox.done.cancel()
         if inbox.unsubscribe is not None:
             # Without our interest the server drops the request instead of answering it.
-            self._do(inbox.unsubscribe())
-
-    def _on_stray(self, reply: bytes) -> None:
-        if self._wire.connected:
-            self._do(self.write_acks([(reply, b"-NAK")]))
-
-    def _do(self, work: Awaitable[None]) -> None:
-        """In the background, and short: one write."""
-        # Owned here; it ends with its write, or with the connection.
-        task = asyncio.get_running_loop().create_task(_quietly(work))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+            inbox.unsubscribe()
 
     def _on_loss(self) -> None:
-        error = UnavailableError("The connection to the NATS server was lost")
+        error = self._wire.loss()
         for inbox in list(self._busy):
             inbox.fail(error)
 
 
-async def _quietly(work: Awaitable[None]) -> None:
-    """The connection may go meanwhile; then there is nothing left to tidy up."""
-    with suppress(PenstockError, nats.errors.Error, OSError):
-        await work
-
-
 def _failure(consumer: Consumer, code: int, text: str) -> PenstockError:
     name = consumer.config.name
-    if code == _NO_RESPONDERS or "Consumer Deleted" in text or "Stream Deleted" in text:
+    if code == NO_RESPONDERS or "Consumer Deleted" in text or "Stream Deleted" in text:
         return SubscriptionNotFoundError(
             name, f"it or its topic {consumer.config.topic!r} was deleted; create it again"
         )
-    return UnavailableError(f"Subscription {name!r}: the NATS server answered {code} {text}")
+    return odd_status(f"Subscription {name!r}", code, text)

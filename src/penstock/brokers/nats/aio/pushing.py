@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-from penstock.brokers.nats.aio.pulling import Pulling, Raw
-from penstock.brokers.nats.aio.wire import Wire
-from penstock.brokers.nats.catalogue import Consumer
+from penstock.brokers.nats.aio.pulling import Pulling
+from penstock.brokers.nats.aio.wire import Wire, closed_error
+from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.records import Raw
 
 
 class PushInbox:
@@ -23,24 +24,25 @@ class PushInbox:
         self._pulling = pulling
         self._waiting: deque[Raw] = deque()
         self._news = asyncio.Event()
-        self._unsubscribe: Callable[[], Awaitable[None]] | None = None
+        self._ended = False
+        self._unsubscribe: Callable[[], None] | None = None
 
-    async def open(self, consumer: Consumer) -> None:
+    def open(self, consumer: Consumer) -> None:
         push = consumer.config.push
         if push is not None:
-            self._unsubscribe = await self._wire.subscribe(
-                push.subject, self._receive, queue=push.group
-            )
+            self._unsubscribe = self._wire.subscribe(push.subject, self._receive, queue=push.group)
 
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Raw]:
         """As `Pulling.pull`, from what is here."""
-        if not self._waiting and wait > 0:
+        if not self._waiting and wait > 0 and not self._ended:
             self._news.clear()
             try:
                 async with asyncio.timeout(wait):
                     await self._news.wait()
             except TimeoutError:
                 return []
+        if self._ended:
+            raise closed_error()
         taken: list[Raw] = []
         while self._waiting and len(taken) < max_messages:
             max_bytes -= len(self._waiting[0][3])
@@ -49,12 +51,13 @@ class PushInbox:
             taken.append(self._waiting.popleft())
         return taken
 
-    async def close(self) -> None:
-        """Give back what nobody pulled."""
+    def close(self) -> None:
+        """Give back what nobody pulled; who waits for more is told."""
+        self._ended = True
+        self._news.set()
         if self._unsubscribe is not None:
-            await self._unsubscribe()
-        if self._waiting and self._wire.connected:
-            await self._pulling.write_acks([(raw[1], b"-NAK") for raw in self._waiting])
+            self._unsubscribe()
+        self._pulling.give_back([raw[1] for raw in self._waiting])
         self._waiting.clear()
 
     def _receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:

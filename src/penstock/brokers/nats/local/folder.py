@@ -1,4 +1,4 @@
-"""`local://DIR`: a NATS server of our own on loopback, durable in DIR.
+"""The folder of `local://DIR`: a NATS server of our own on loopback, durable in DIR.
 
 Every process that opens the same DIR finds the running server; the last to leave stops it. Two
 lock files say who is there, and the system releases them when a process ends, however it ends:
@@ -7,7 +7,6 @@ lock files say who is there, and the system releases them when a process ends, h
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import json
 import logging
@@ -21,9 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from penstock.brokers.nats.broker import NatsBroker
 from penstock.brokers.nats.local import process as server
-from penstock.clock import Clock
 from penstock.errors import InvalidArgumentError
 
 _log = logging.getLogger("penstock")
@@ -56,6 +53,10 @@ class ServerState:
     @property
     def running(self) -> bool:
         return server.alive(self.pid) and server.answers(self.port)
+
+    @property
+    def address(self) -> str:
+        return f"nats://penstock:{self.password}@127.0.0.1:{self.port}"
 
 
 class LocalServer:
@@ -94,9 +95,9 @@ class LocalServer:
 
     def leave(self) -> None:
         """Stop the server if nobody else uses it and nobody asked to keep it."""
-        if self._users is None:
-            return
         with self._locked():
+            if self._users is None:
+                return
             # Said explicitly: a forked child may hold the same file open.
             fcntl.flock(self._users, fcntl.LOCK_UN)
             self._users.close()
@@ -173,39 +174,21 @@ class LocalServer:
             yield
 
 
-class LocalBroker(NatsBroker):
-    """JetStream on a server of our own."""
+def folder_of(url: str) -> Path:
+    """The folder that `local://DIR` names."""
+    directory = url.partition("://")[2]
+    if not directory:
+        raise InvalidArgumentError("local:// needs a folder, for example local://./data")
+    return Path(directory).expanduser().absolute()
 
-    server: LocalServer
 
-    @classmethod
-    async def open(cls, directory: str, clock: Clock) -> LocalBroker:
-        if not directory:
-            raise InvalidArgumentError("local:// needs a folder, for example local://./data")
-        path = Path(directory).expanduser().absolute()  # noqa: ASYNC240
-        local = LocalServer(path)
-        entering = asyncio.ensure_future(asyncio.to_thread(local.enter))
-        try:
-            state = await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            # The thread goes on; what it starts must not be left behind.
-            await asyncio.wait({entering})
-            await asyncio.to_thread(local.leave)
-            raise
-        try:
-            address = f"nats://penstock:{state.password}@127.0.0.1:{state.port}?group_commit=1"
-            broker = await cls.connect(address, clock)
-        except BaseException:
-            await asyncio.to_thread(local.leave)
-            raise
-        broker.server = local
-        return broker
-
-    async def aclose(self) -> None:
-        try:
-            await super().aclose()
-        finally:
-            await asyncio.to_thread(self.server.leave)
+def check_everywhere(url: str) -> None:
+    """Raise unless `url` names the same folder wherever a process works."""
+    if not url.partition("://")[2].startswith(("/", "~")):
+        raise InvalidArgumentError(
+            "These processes work in different folders: give local:// an absolute path, as in "
+            "local:///var/data"
+        )
 
 
 def _is_free(port: int) -> bool:

@@ -1,23 +1,26 @@
-"""Drafts and records as JetStream sees them: subjects, headers, reply subjects."""
+"""Names, subjects and header blocks as JetStream writes them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from msgspec import Struct
-
 from penstock.errors import InvalidArgumentError
-from penstock.message import Draft, Record
+from penstock.message import Draft
 
-ORDERING_KEY = "Penstock-Ordering-Key"
+_MESSAGE_ID, _ORDERING_KEY = b"Nats-Msg-Id", b"Penstock-Ordering-Key"
+_RESERVED = ("nats-", "penstock-")
 HEADER_BLOCK = b"NATS/1.0\r\n"
-_ONLY_ID = b"NATS/1.0\r\nNats-Msg-Id: "
+ONLY_ID = b"NATS/1.0\r\nNats-Msg-Id: "
+# JetStream stores their length in two bytes.
+MAX_HEADERS = 65_535
 # What RFC 9110 calls a token, but for % which escapes.
 _TOKEN = re.compile(r"[!#$&'*+\-.^_`|~0-9A-Za-z]+")
 _SAFE = "!#$&'*+-.^_`|~"
+# How the server ends an answer, or says that there is none.
+END_OF_BATCH, NO_MESSAGES, TIMED_OUT, CONFLICT, NO_RESPONDERS = 204, 404, 408, 409, 503
 _SUBJECT = re.compile(r"[^\s.*>\x00-\x1f\x7f]+(\.[^\s.*>\x00-\x1f\x7f]+)*")
 
 
@@ -48,7 +51,7 @@ def check_subject(topic: str, subject: str) -> bytes:
 @lru_cache(maxsize=4096)
 def _header_name(key: str) -> bytes:
     lowered = key.lower()
-    if lowered.startswith(("nats-", "penstock-")):
+    if lowered.startswith(_RESERVED):
         raise InvalidArgumentError(
             f"Attribute {key!r} is reserved: keys must not begin with 'Nats-' or 'Penstock-'"
         )
@@ -64,12 +67,12 @@ def encode_header(draft: Draft) -> bytes:
         and draft.expect is None
         and draft.ttl is None
     ):
-        return b"%b%b\r\n\r\n" % (_ONLY_ID, draft.message_id.encode())
+        return b"%b%b\r\n\r\n" % (ONLY_ID, draft.message_id.encode())
     lines = [b"%b: %b\r\n" % (_header_name(k), v.encode()) for k, v in draft.attributes.items()]
     if draft.message_id is not None:
         lines.append(b"Nats-Msg-Id: %b\r\n" % draft.message_id.encode())
     if draft.ordering_key is not None:
-        lines.append(b"%b: %b\r\n" % (ORDERING_KEY.encode(), draft.ordering_key.encode()))
+        lines.append(b"%b: %b\r\n" % (_ORDERING_KEY, draft.ordering_key.encode()))
     if draft.ttl is not None:
         lines.append(b"Nats-TTL: %ds\r\n" % round(draft.ttl))
     expect = draft.expect
@@ -88,7 +91,7 @@ def encode_header(draft: Draft) -> bytes:
 def decode_header(block: bytes) -> dict[str, str]:
     """Every header of a block, reserved ones included."""
     found = {}
-    for line in block[len(HEADER_BLOCK) : -4].split(b"\r\n"):
+    for line in block[:-4].split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name:
             text = value[1:] if value.startswith(b" ") else value
@@ -102,60 +105,41 @@ def status_of(block: bytes) -> tuple[int, str]:
     if len(line) <= 9:
         return 0, ""
     code, _, description = line[9:].partition(b" ")
+    if len(code) != 3 or not code.isdigit():
+        return 0, ""
     return int(code), description.decode(errors="replace")
 
 
-def attributes_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """What the publisher set: everything but the reserved headers."""
-    return {
-        unquote(name) if "%" in name else name: value
-        for name, value in headers.items()
-        if not name.lower().startswith(("nats-", "penstock-"))
-    }
+class Described(NamedTuple):
+    """What the headers of a message say of it. `message_id` is empty when it was given none."""
+
+    message_id: str
+    ordering_key: str | None
+    attributes: dict[str, str]
 
 
-class Lent(Struct, frozen=True, gc=False):
-    """What an ack subject says of a delivery. Both of its forms are read."""
-
-    stream: str
-    consumer: str
-    delivered: int
-    sequence: int
-    published_ns: int
-
-
-def parse_ack_subject(reply: bytes) -> Lent:
-    """`$JS.ACK.<stream>.<consumer>.…` or `$JS.ACK.<domain>.<account>.<stream>.<consumer>.…`"""
-    tokens = reply.split(b".")
-    at = 2 if len(tokens) == 9 else 4
-    return Lent(
-        tokens[at].decode(),
-        tokens[at + 1].decode(),
-        int(tokens[at + 2]),
-        int(tokens[at + 3]),
-        int(tokens[at + 5]),
-    )
+def describe(block: bytes) -> Described:
+    """The reserved headers that we know, and what the publisher set: all that are not reserved."""
+    message_id, ordering_key = "", None
+    attributes = {}
+    for line in block[len(HEADER_BLOCK) : -4].split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        text = (value[1:] if value[:1] == b" " else value).decode(errors="replace")
+        attribute = _attribute(name)
+        if attribute:
+            attributes[attribute] = text
+        elif name == _MESSAGE_ID:
+            message_id = text
+        elif name == _ORDERING_KEY:
+            ordering_key = text
+    return Described(message_id, ordering_key, attributes)
 
 
-def record_of(
-    topic: str, subject: bytes, block: bytes, payload: bytes, sequence: int, published_ns: int
-) -> Record:
-    """A stored message; `subject` as the server sent it."""
-    if not block:
-        return Record(
-            sequence, f"{topic}-{sequence}", payload, {}, None, subject.decode(), published_ns
-        )
-    if block.startswith(_ONLY_ID) and block.count(b"\r\n") == 3:
-        # By far the most common: a message id and nothing else.
-        message_id = block[len(_ONLY_ID) : -4].decode(errors="replace")
-        return Record(sequence, message_id, payload, {}, None, subject.decode(), published_ns)
-    headers = decode_header(block)
-    return Record(
-        sequence,
-        headers.get("Nats-Msg-Id") or f"{topic}-{sequence}",
-        payload,
-        attributes_of(headers),
-        headers.get(ORDERING_KEY),
-        subject.decode(),
-        published_ns,
-    )
+# Few names come again and again.
+@lru_cache(maxsize=4096)
+def _attribute(name: bytes) -> str:
+    """The attribute that is stored in a header; empty when the header is reserved."""
+    text = name.decode(errors="replace")
+    if text.lower().startswith(_RESERVED):
+        return ""
+    return unquote(text) if "%" in text else text

@@ -9,34 +9,48 @@ import re
 import secrets
 import socket
 import ssl
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-import nkeys  # type: ignore[import-untyped]
 
-from penstock.brokers.nats.aio.connection import NatsOptions, api_error
-from penstock.brokers.nats.aio.wire import publish_operation
-from penstock.brokers.nats.protocol.headers import status_of
-from penstock.errors import (
-    DeadlineExceededError,
-    InvalidArgumentError,
-    PenstockError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-    UnavailableError,
+from penstock.brokers.nats.protocol.address import NatsOptions
+from penstock.brokers.nats.protocol.errors import (
+    Missing,
+    connection_lost,
+    denied,
+    is_denial,
+    login_refused,
+    no_answer,
+    not_reached,
+    unusable_files,
 )
+from penstock.brokers.nats.protocol.frames import (
+    check_body,
+    find_end,
+    nonsense,
+    read_head,
+    read_info,
+)
+from penstock.brokers.nats.protocol.parsing import AnswerParser
+from penstock.brokers.nats.protocol.requests import (
+    api_subject,
+    check_responders,
+    decode_answer,
+    encode_request,
+    publish_operation,
+)
+from penstock.errors import InvalidArgumentError, UnavailableError
 
 _RECEIVE = 2**20
-_NO_RESPONDERS = 503
 _SECTION = re.compile(r"-----BEGIN ([A-Z ]+)-----\s+(\S+)\s+-+END")
 
 
 class BlockingConnection:
-    """One connection, used by one thread. It does not reconnect: open another."""
+    """One connection, used by one thread. It does not reconnect: open another. After an error
+    nobody knows what is still to come on it: close it."""
 
     def __init__(self, options: NatsOptions) -> None:
         self.options = options
@@ -57,6 +71,7 @@ class BlockingConnection:
     # Connecting.
 
     def _open(self) -> socket.socket:
+        self.options.check_files()
         hosts = [server.partition("://")[2] for server in self.options.servers]
         failure: OSError | None = None
         for host in random.sample(hosts, len(hosts)):
@@ -74,9 +89,7 @@ class BlockingConnection:
                     failure = error
                     continue
                 raise
-        raise UnavailableError(
-            f"Cannot connect to a NATS server at {', '.join(hosts)}: {failure}; is it running?"
-        ) from failure
+        raise not_reached(self.options.hosts, failure) from failure
 
     def _greet(self, raw: socket.socket, host: str) -> socket.socket:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -85,14 +98,9 @@ class BlockingConnection:
         line = self._line()
         if not line.startswith(b"INFO "):
             raise UnavailableError(f"What listens at {host} is not a NATS server")
-        info = msgspec.json.decode(line[5:])
-        if self.options.tls or self.options.tls_ca or info.get("tls_required"):
-            try:
-                self._socket = _context(self.options).wrap_socket(raw, server_hostname=host)
-            except (ssl.SSLError, FileNotFoundError) as error:
-                raise InvalidArgumentError(
-                    f"The files of this address cannot be used: {type(error).__name__}: {error}"
-                ) from error
+        info = read_info(line[5:])
+        if self.options.wants_tls or info.get("tls_required"):
+            self._socket = self._encrypted(raw, host)
         hello = {
             "verbose": False,
             "pedantic": False,
@@ -110,38 +118,37 @@ class BlockingConnection:
         )
         while not (line := self._line()).startswith(b"PONG"):
             if line.startswith(b"-ERR"):
-                raise UnauthenticatedError(f"The NATS server at {host} refused these credentials")
+                raise login_refused(host)
         return self._socket
+
+    def _encrypted(self, raw: socket.socket, host: str) -> ssl.SSLSocket:
+        try:
+            context = self.options.tls_context()
+        except OSError as error:
+            raise unusable_files(error) from error
+        try:
+            return context.wrap_socket(raw, server_hostname=host)
+        except ssl.SSLError as error:
+            raise unusable_files(error) from error
 
     # Requests.
 
     def request(
-        self, subject: str, body: Any = None, *, missing: Callable[[], PenstockError] | None = None
+        self, subject: str, body: object = None, *, missing: Missing | None = None
     ) -> dict[str, Any]:
         """A request to the JetStream API; its error answers are raised."""
-        payload = msgspec.json.encode(body) if body is not None else b""
-        block, answer = self.ask(f"$JS.API.{subject}", b"", payload)
-        if block and status_of(block)[0] == _NO_RESPONDERS:
-            if missing is not None:
-                raise missing()
-            raise UnavailableError(
-                "The NATS server has no JetStream for this user; enable it, or check permissions"
-            )
-        decoded: dict[str, Any] = msgspec.json.decode(answer)
-        if "error" in decoded:
-            raise api_error(decoded["error"], missing)
-        return decoded
+        block, answer = self.ask(api_subject(subject), b"", encode_request(body))
+        check_responders(block)
+        return decode_answer(answer, missing)
 
     def ask(self, subject: str, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
         """Publish and wait for one answer: its header block and payload."""
         reply = self.send(subject, header, payload)
         while True:
-            words, begin, data = self._operation()
-            if words[1] != reply:
-                continue  # An answer that came too late for who had asked.
-            size = int(words[-2]) if words[0] == b"HMSG" else 0
-            end = begin + int(words[-1])
-            return data[begin : begin + size], data[begin + size : end]
+            to, block, body = self._message()
+            if to == reply:
+                return block, body
+            # Else an answer that came too late for who had asked.
 
     def send(self, subject: str, header: bytes, payload: bytes) -> bytes:
         """Publish; returns the subject that answers come to."""
@@ -149,35 +156,20 @@ class BlockingConnection:
         self._send(publish_operation(subject.encode(), reply, header, payload))
         return reply
 
-    def _operation(self) -> tuple[list[bytes], int, bytes]:
-        """The next message: the words of its first line, where its body begins, and in what."""
-        while True:
-            line = self._line()
-            if not line.startswith((b"MSG", b"HMSG")):
-                self.control(line)
-                continue
-            words = line.split()
-            total = int(words[-1]) + 2
-            while len(self._rest) < total:
-                self._rest += self.receive()
-            data, self._rest = self._rest[:total], self._rest[total:]
-            return words, 0, data
-
-    def _line(self) -> bytes:
-        while (end := self._rest.find(b"\r\n")) < 0:
-            self._rest += self.receive()
-        line, self._rest = self._rest[:end], self._rest[end + 2 :]
-        return line
-
-    # The wire, also for those who parse for themselves.
-
-    def take_rest(self) -> bytes:
-        """What was received and not yet looked at; give back what is left."""
+    def receive_into(self, parser: AnswerParser) -> int:
+        """Feed a parser until its answers are over; returns the status that ended them."""
         rest, self._rest = self._rest, b""
-        return rest
-
-    def give_back(self, rest: bytes) -> None:
+        while not parser.status:
+            chunks = [rest, self._receive()]
+            # A large payload: gather its parts and join them once.
+            missing = parser.missing - len(chunks[-1])
+            while missing > 0:
+                chunks.append(self._receive())
+                missing -= len(chunks[-1])
+            data = b"".join(chunks)
+            rest = data[parser.take(data) :]
         self._rest = rest
+        return parser.status
 
     def control(self, line: bytes) -> None:
         """Everything the server sends beside messages."""
@@ -185,41 +177,83 @@ class BlockingConnection:
             self._send(b"PONG\r\n")
         elif line.startswith(b"-ERR"):
             text = line[4:].strip().decode(errors="replace")
-            if "permissions violation" in text.lower():
-                raise PermissionDeniedError(
-                    f"The NATS server refused: {text}; grant it, see docs/nats.conf"
-                )
+            if is_denial(text):
+                raise denied(text)
             raise UnavailableError(f"The NATS server ended the connection: {text}")
+        elif not line.startswith((b"PONG", b"+OK", b"INFO")):
+            raise nonsense("a line that is none of the protocol's")
 
-    def receive(self) -> bytes:
+    # The wire.
+
+    def _message(self) -> tuple[bytes, bytes, bytes]:
+        """The next message: its subject, header block and payload."""
+        while True:
+            line = self._line()
+            words = line.split()
+            if not words or words[0] not in (b"MSG", b"HMSG"):
+                self.control(line)
+                continue
+            _, header, total = read_head(words)
+            chunks, missing = [self._rest], total + 2 - len(self._rest)
+            while missing > 0:
+                chunks.append(self._receive())
+                missing -= len(chunks[-1])
+            data = b"".join(chunks)
+            check_body(data, total)
+            self._rest = data[total + 2 :]
+            return words[1], data[:header], data[header:total]
+
+    def _line(self) -> bytes:
+        while (end := find_end(self._rest, 0)) < 0:
+            self._rest += self._receive()
+        line, self._rest = self._rest[:end], self._rest[end + 2 :]
+        return line
+
+    def _receive(self) -> bytes:
         try:
             data = self._socket.recv(_RECEIVE)
         except TimeoutError:
-            raise DeadlineExceededError(
-                f"The NATS server did not answer within {self.options.timeout:g} s"
-            ) from None
+            raise no_answer(self.options.timeout) from None
         except OSError as error:
-            raise UnavailableError(
-                f"The connection to the NATS server was lost: {error}"
-            ) from error
+            raise connection_lost(error) from error
         if not data:
-            raise UnavailableError("The NATS server closed the connection")
+            raise connection_lost("it was closed at the other end")
         return data
 
     def _send(self, data: bytes) -> None:
         try:
             self._socket.sendall(data)
         except OSError as error:
-            raise UnavailableError(
-                f"The connection to the NATS server was lost: {error}"
-            ) from error
+            raise connection_lost(error) from error
 
 
-def _context(options: NatsOptions) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=options.tls_ca)
-    if options.tls_cert:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
-    return context
+class LazyConnection:
+    """A connection that is opened when it is used, dropped when anything goes wrong on it, and
+    opened anew with the next use."""
+
+    def __init__(self, options: Callable[[], NatsOptions]) -> None:
+        self._options = options
+        self._connection: BlockingConnection | None = None
+
+    @contextmanager
+    def use(self) -> Iterator[BlockingConnection]:
+        if self._connection is None:
+            self._connection = BlockingConnection(self._options())
+        try:
+            yield self._connection
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_open(self) -> bool:
+        """The next use makes no connection."""
+        return self._connection is not None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _login(options: NatsOptions, nonce: str) -> dict[str, str]:
@@ -245,12 +279,12 @@ def _secret(path: str) -> str:
     try:
         return Path(path).read_text()
     except OSError as error:
-        raise InvalidArgumentError(
-            f"There is no credentials file {path!r} here: {error.strerror}"
-        ) from None
+        raise unusable_files(error) from None
 
 
 def _signed(seed: str, nonce: str) -> tuple[str, str]:
+    import nkeys  # type: ignore[import-untyped]
+
     try:
         key = nkeys.from_seed(seed.encode())
         signature = base64.urlsafe_b64encode(key.sign(nonce.encode())).decode().rstrip("=")
@@ -260,44 +294,3 @@ def _signed(seed: str, nonce: str) -> tuple[str, str]:
     finally:
         with suppress(UnboundLocalError):
             key.wipe()
-
-
-class Reconnecting:
-    """A connection that is opened when needed and again when lost, for up to `patience` seconds
-    at a time. The first one fails at once unless told otherwise: a wrong address is not an
-    outage."""
-
-    def __init__(
-        self, options: Callable[[], NatsOptions], patience: float, *, first: bool = False
-    ) -> None:
-        self._options = options
-        self._patience = patience
-        self._trusted = first
-        self._connection: BlockingConnection | None = None
-
-    def call(self, work: Callable[[BlockingConnection], Any]) -> Any:
-        """Run `work`, again on a new connection when that one is lost; it must be safe to
-        repeat."""
-        until = time.monotonic() + self._patience
-        pause = 0.05
-        while True:
-            try:
-                if self._connection is None:
-                    self._connection = BlockingConnection(self._options())
-                    self._trusted = True
-                return work(self._connection)
-            except (UnavailableError, DeadlineExceededError):
-                self.close()
-                if not self._trusted or time.monotonic() + pause > until:
-                    raise
-            except BaseException:
-                # Nobody knows what is still to come on it.
-                self.close()
-                raise
-            time.sleep(pause * random.uniform(0.5, 1))
-            pause = min(pause * 2, 2.0)
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None

@@ -1,0 +1,177 @@
+"""nats-py's client, made steady: it connects, logs in, encrypts and connects again.
+
+nats-py's loops end without a word on what they do not expect, and cancelling one of its calls at
+the wrong moment is enough: the answer to a ping that nobody waits for any more ends its read loop,
+and only later pings notice, half a minute on. The loops here end for a reason that is told, and
+then the connection is made anew at once.
+
+This is the only place that knows nats-py's insides; everywhere else it is used as its documentation
+says. `check_compatible` tells when the insides are others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, cast
+
+import nats.aio.client
+import nats.errors
+from nats.aio.subscription import Subscription
+from nats.protocol.parser import Parser
+
+from penstock.errors import InternalError, UnavailableError
+
+if TYPE_CHECKING:
+    from nats.aio.transport import Transport
+
+_log = logging.getLogger("penstock")
+_PING, _PONG = b"PING\r\n", b"PONG\r\n"
+_RECEIVE = 64 * 1024
+# Whoever cancels all tasks is about to end; if not, we go on after this many seconds.
+_SOON = 0.05
+_INSIDES = (
+    "options", "_ps", "_transport", "_sid", "_subs", "_remove_sub", "_pongs", "_pings_outstanding",
+    "_status", "_server_info", "_reading_task", "_reconnection_task", "_process_msg",
+    "_process_ping", "_process_pong", "_process_info", "_process_err", "_process_op_err",
+    "_process_connect_init", "_read_loop", "_ping_interval", "_ping_interval_task",
+    "_attempt_reconnect",
+)  # fmt: skip
+
+
+def check_compatible() -> None:
+    """Fail early and clearly if this version of nats-py is not built as we expect."""
+    for part, names in (
+        (nats.aio.client.Client(), _INSIDES),
+        (Parser, ("parse", "reset")),
+    ):
+        for name in names:
+            if not hasattr(part, name):
+                kind = part if isinstance(part, type) else type(part)
+                raise InternalError(
+                    f"This version of nats-py has no {kind.__name__}.{name}; install the version "
+                    "that penstock[nats] asks for"
+                )
+
+
+class SteadyClient(nats.aio.client.Client):
+    """One connection, kept for as long as it is not closed."""
+
+    # What we do on it.
+
+    @property
+    def io(self) -> Transport:
+        return cast("Transport", self._transport)
+
+    def subscribe_now(self, subject: str, queue: str) -> int:
+        """Subscribe, also on every later connection; nothing written after it overtakes it.
+
+        Returns the number that messages of this subscription come with.
+        """
+        self._sid += 1
+        number = self._sid
+        # Never started: its messages are taken by the parser. It is what is subscribed again.
+        self._subs[number] = Subscription(self, number, subject, queue=queue)
+        self.io.write(b"SUB %b %b %d\r\n" % (subject.encode(), queue.encode(), number))
+        return number
+
+    def unsubscribe_now(self, number: int) -> None:
+        self._remove_sub(number)
+        if self.is_connected:
+            self.io.write(b"UNSUB %d\r\n" % number)
+
+    def ping_now(self) -> asyncio.Future[bool]:
+        """Done when the server has answered; may be cancelled."""
+        pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._pongs.append(pong)
+        self.io.write(_PING)
+        return pong
+
+    def reconnect_for_ever(self) -> None:
+        """nats-py is told once, when it connects; this is for those who were connected."""
+        self.options["allow_reconnect"] = True
+        self.options["max_reconnect_attempts"] = -1
+
+    def abort(self) -> None:
+        """Drop the connection without waiting for a peer that may never read again."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    # What nats-py does on it.
+
+    async def _process_ping(self) -> None:
+        self.io.write(_PONG)
+
+    async def _process_pong(self) -> None:
+        self._pings_outstanding = 0
+        if self._pongs:
+            pong = self._pongs.pop(0)
+            if not pong.done():
+                pong.set_result(True)
+
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        for task in self._loops():
+            task.add_done_callback(lambda _: self._go_on_soon())
+
+    def _loops(self) -> list[asyncio.Task[None]]:
+        """What must run on a connection, or nobody notices what becomes of it."""
+        tasks = (self._reading_task, self._ping_interval_task)
+        return [task for task in tasks if task is not None]
+
+    async def _read_loop(self) -> None:
+        # Not the transport, which is another connection's after the next reconnect.
+        reader = self.io._io_reader  # type: ignore[attr-defined]
+        try:
+            while self._is_reading() and not (self.is_closed or self.is_reconnecting):
+                data = await reader.read(_RECEIVE)
+                if not data:
+                    raise nats.errors.UnexpectedEOF
+                await self._ps.parse(data)
+        except Exception as error:
+            if not isinstance(error, OSError | nats.errors.Error):
+                _log.error("Reading from the NATS server failed", exc_info=error)
+            elif isinstance(error, UnavailableError):
+                _log.warning("%s", error)
+            if self._is_reading():
+                await self._process_op_err(error)
+
+    def _is_reading(self) -> bool:
+        """The current task is the one that reads."""
+        return asyncio.current_task() is self._reading_task
+
+    async def _ping_interval(self) -> None:
+        while True:
+            await asyncio.sleep(self.options["ping_interval"])
+            self._pings_outstanding += 1
+            if self._pings_outstanding > self.options["max_outstanding_pings"]:
+                await self._process_op_err(nats.errors.StaleConnectionError())
+                return
+            self.ping_now()
+
+    async def _attempt_reconnect(self) -> None:
+        try:
+            await super()._attempt_reconnect()
+        except Exception as error:
+            # nats-py expects a server at the other end, and gives up on anything else.
+            _log.warning("Connecting anew to the NATS server failed: %s", type(error).__name__)
+            self._server_info = {}
+        self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        asyncio.get_running_loop().call_later(_SOON, self._go_on)
+
+    def _go_on(self) -> None:
+        """Connect anew, unless that is being done or nobody wants it."""
+        connecting = self._reconnection_task
+        if self.is_closed or not self.options.get("allow_reconnect"):
+            return
+        if connecting is not None and not connecting.done():
+            return
+        if self.is_connected and not any(task.done() for task in self._loops()):
+            return
+        self._status = self.RECONNECTING
+        self._ps.reset()
+        # Owned by nats-py: closing ends it.
+        self._reconnection_task = asyncio.get_running_loop().create_task(self._attempt_reconnect())

@@ -1,0 +1,76 @@
+"""Deliveries on loan: whose an ack id is, until when, and what is in the message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.config import SubscriptionConfig
+from penstock.message import Delivery, Record, Settlement, Verb
+from penstock.rules.deadlines import Deadlines
+
+# An ack id as the server makes them: whose it is, how often delivered, sequences, time, pending.
+_ACK_ID = re.compile(
+    r"\$JS\.ACK\.(?:[^.\s]+\.[^.\s]+\.)?([^.\s]+\.[^.\s]+)\.\d+\.\d+\.\d+\.\d+\.\d+(?:\.[^\s]*)?"
+)
+
+
+class Loans:
+    """Open deliveries of a subscription: until when they are ours, and what is in them."""
+
+    def __init__(self, config: SubscriptionConfig) -> None:
+        self._ack_deadline = config.ack_deadline
+        self._ends: Deadlines[str] = Deadlines()
+        self._records: dict[str, Record] = {}
+        self.moved: set[str] = set()
+
+    def begin(self, deliveries: list[Delivery], now: float) -> None:
+        self._forget_expired(now)
+        self._ends.add(now + self._ack_deadline, [d.ack_id for d in deliveries])
+        self._records.update((d.ack_id, d.record) for d in deliveries)
+
+    def is_open(self, ack_id: str, now: float) -> bool:
+        ends = self._ends.due(ack_id)
+        return ends is not None and ends > now
+
+    def record(self, ack_id: str) -> Record | None:
+        return self._records.get(ack_id)
+
+    def settled(self, settlement: Settlement, now: float) -> None:
+        if settlement.verb is Verb.EXTEND and settlement.seconds:
+            self._ends.add(now + self._ack_deadline, [settlement.ack_id])
+        else:
+            self._ends.discard(settlement.ack_id)
+            self._records.pop(settlement.ack_id, None)
+            self.moved.discard(settlement.ack_id)
+
+    def _forget_expired(self, now: float) -> None:
+        for ack_id in self._ends.pop_due(now):
+            self._records.pop(ack_id, None)
+            self.moved.discard(ack_id)
+
+
+def needs_loans(config: SubscriptionConfig) -> bool:
+    return config.enable_exactly_once_delivery or config.dead_letter_policy is not None
+
+
+def foreign_ids(consumer: Consumer, settlements: Sequence[Settlement]) -> set[int]:
+    """Which of them name no delivery of this consumer. An ack id becomes a subject on the wire, and
+    whoever settles may have got it from anywhere."""
+    ids = [settlement.ack_id for settlement in settlements]
+    joined = "\n".join(ids)
+    lent = f"\n$JS.ACK.{consumer.stream}.{consumer.name}."
+    plain = joined.split() == ids and f"\n{joined}".count(lent) == len(ids)
+    whose = f"{consumer.stream}.{consumer.name}"
+    return {
+        at
+        for at, settlement in enumerate(settlements)
+        # Most are acks and need no closer look; the others are read for what they say.
+        if not (plain and settlement.verb is Verb.ACK) and not _names(whose, settlement.ack_id)
+    }
+
+
+def _names(whose: str, ack_id: str) -> bool:
+    found = _ACK_ID.fullmatch(ack_id)
+    return found is not None and found[1] == whose

@@ -1,0 +1,200 @@
+"""Topics and subscriptions as streams and consumers: their configurations, both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.broker import Extent
+from penstock.brokers.nats.protocol.headers import decode_name, encode_name
+from penstock.clock import NS
+from penstock.config import (
+    DAY,
+    DeadLetterPolicy,
+    PushDelivery,
+    RetryPolicy,
+    SubscriptionConfig,
+    TopicConfig,
+)
+from penstock.errors import FailedPreconditionError
+from penstock.rules.filters import parse_filter
+from penstock.rules.subjects import subject_filters
+
+_MARK = "penstock"
+_KEEP_AT_LEAST = 7 * DAY
+_KEEP_MARKS = 31 * DAY
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """Where a subscription lives."""
+
+    stream: str
+    name: str
+    config: SubscriptionConfig
+
+
+def stream_config(config: TopicConfig) -> dict[str, Any]:
+    """A topic as a stream: kept by age, in a file, read by anybody who may."""
+    keep = config.message_retention or _KEEP_AT_LEAST
+    window = min(config.duplicate_window, keep) or 0.1
+    return {
+        "name": encode_name(config.name),
+        "subjects": [config.name, f"{config.name}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "old",
+        "max_age": int(keep * NS),
+        "duplicate_window": int(window * NS),
+        "allow_direct": True,
+        "allow_atomic": True,
+        "allow_msg_ttl": True,
+        "metadata": {
+            _MARK: msgspec.json.encode(
+                {
+                    "retention": config.message_retention,
+                    "duplicates": config.duplicate_window,
+                    "routed": config.routed_attributes,
+                }
+            ).decode()
+        },
+    }
+
+
+def marks_config(topic: str) -> dict[str, Any]:
+    """A stream of marks: the last on each subject. One that nobody has touched for a month belongs
+    to nobody."""
+    return {
+        "name": encode_name(topic),
+        "subjects": [topic, f"{topic}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "old",
+        "max_msgs_per_subject": 1,
+        "max_age": int(_KEEP_MARKS * NS),
+        "allow_direct": True,
+    }
+
+
+def extent_of(info: dict[str, Any]) -> Extent:
+    """What a stream holds, from the server's description of it."""
+    state, config = info["state"], info["config"]
+    held = state["messages"]
+    return Extent(
+        first=max(state["first_seq"], 1),
+        last=state["last_seq"],
+        identity=info["created"],
+        mean_bytes=state["bytes"] / held if held else 0.0,
+        is_queue=config.get("retention") == "workqueue",
+        is_compacted=config.get("max_msgs_per_subject", -1) > 0,
+    )
+
+
+def check_direct(topic: str, info: dict[str, Any]) -> None:
+    """Raise when the server would answer no Direct Get for this stream."""
+    if not info["config"].get("allow_direct"):
+        raise FailedPreconditionError(
+            f"Topic {topic!r} cannot be read directly; set allow_direct on its stream"
+        )
+
+
+def keeps_by_limits(info: dict[str, Any]) -> bool:
+    """Consumers come and go without a trace: they change nothing about what is kept."""
+    return bool(info["config"].get("retention") == "limits")
+
+
+def topic_config(info: dict[str, Any]) -> TopicConfig:
+    config = info["config"]
+    marked = _marked(config)
+    return TopicConfig(
+        name=decode_name(config["name"]),
+        message_retention=marked.get("retention", min(config["max_age"] / NS, 31 * DAY)),
+        duplicate_window=marked.get("duplicates", config.get("duplicate_window", 0) / NS),
+        routed_attributes=tuple(marked.get("routed", ())),
+    )
+
+
+def consumer_config(
+    config: SubscriptionConfig, routed: tuple[str, ...], first: int
+) -> dict[str, Any]:
+    """A subscription as a durable pull consumer. No `backoff`: it would replace `ack_wait`."""
+    policy, retry = config.dead_letter_policy, config.retry_policy
+    tree = parse_filter(config.filter) if config.filter else None
+    subjects = subject_filters(config.topic, routed, tree) if tree is not None else []
+    mark = {
+        "ordering": config.message_ordering,
+        "exactly_once": config.enable_exactly_once_delivery,
+        "filter": config.filter,
+        "dead_letters": policy and [policy.topic, policy.max_delivery_attempts],
+        "retry": retry and [retry.minimum_backoff, retry.maximum_backoff],
+        "retain_acked": config.retain_acked_messages,
+        "retention": config.message_retention,
+        "begins": first,
+    }
+    name = encode_name(config.name)
+    return {
+        "name": name,
+        "durable_name": name,
+        "ack_policy": "explicit",
+        "ack_wait": int(config.ack_deadline * NS),
+        "max_deliver": policy.max_delivery_attempts if policy else -1,
+        **(_pushed(config.push) if config.push is not None else _PULLED),
+        "metadata": {_MARK: msgspec.json.encode(mark).decode()},
+        "deliver_policy": "all",
+        **({"filter_subjects": subjects} if subjects else {}),
+    }
+
+
+# A pull takes no more than it asks for; a push is bounded by what may be unsettled.
+_PULLED = {"max_ack_pending": -1, "max_waiting": 512}
+_PUSHED_AT_MOST = 1000
+
+
+def _pushed(push: PushDelivery) -> dict[str, Any]:
+    group = {"deliver_group": push.group} if push.group else {}
+    return {"deliver_subject": push.subject, "max_ack_pending": _PUSHED_AT_MOST, **group}
+
+
+def unfinished(info: dict[str, Any]) -> int | None:
+    """Where a consumer should begin that was created and never moved there, if that is so."""
+    begins = int(_marked(info["config"]).get("begins", 1))
+    moved = info["delivered"]["stream_seq"] >= begins - 1 or info["delivered"]["consumer_seq"]
+    return None if moved else begins
+
+
+def consumer_of(info: dict[str, Any]) -> Consumer:
+    config = info["config"]
+    marked = _marked(config)
+    dead, retry = marked.get("dead_letters"), marked.get("retry")
+    return Consumer(
+        info["stream_name"],
+        info["name"],
+        SubscriptionConfig(
+            name=decode_name(info["name"]),
+            topic=decode_name(info["stream_name"]),
+            ack_deadline=min(config.get("ack_wait", 30 * NS) / NS, 600.0),
+            message_ordering=marked.get("ordering", False),
+            enable_exactly_once_delivery=marked.get("exactly_once", False),
+            filter=marked.get("filter", ""),
+            dead_letter_policy=DeadLetterPolicy(topic=dead[0], max_delivery_attempts=dead[1])
+            if dead
+            else None,
+            retry_policy=RetryPolicy(minimum_backoff=retry[0], maximum_backoff=retry[1])
+            if retry
+            else None,
+            push=PushDelivery(
+                subject=config["deliver_subject"], group=config.get("deliver_group", "")
+            )
+            if config.get("deliver_subject")
+            else None,
+            retain_acked_messages=marked.get("retain_acked", False),
+            message_retention=marked.get("retention", 7 * DAY),
+        ),
+    )
+
+
+def _marked(config: dict[str, Any]) -> dict[str, Any]:
+    """What Penstock wrote down; nothing when somebody else made it."""
+    text = (config.get("metadata") or {}).get(_MARK)
+    decoded: dict[str, Any] = msgspec.json.decode(text) if text else {}
+    return decoded

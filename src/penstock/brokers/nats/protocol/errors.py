@@ -1,0 +1,117 @@
+"""The server's refusals, and those of the network, as errors of ours. Said once for both ways to
+reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from penstock.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PenstockError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+
+Missing: TypeAlias = Callable[[], PenstockError]
+"""What to say when that which was asked for is not there."""
+
+_NOT_FOUND = {10059, 10014, 10037}
+_EXISTS = {10058, 10148, 10013}
+_EXPECTATION = {10060, 10070, 10071, 10164}
+_FULL = {10002, 10023, 10028, 10047, 10122, 10167}
+_TOO_LARGE = {10054}
+# Said in passing: by a cluster that is choosing a leader, of servers that are away (10118, 10119),
+# and of a message id that another attempt is storing right now, or has stored (10158).
+_PASSING = {10004, 10007, 10008, 10009, 10118, 10119, 10158}
+
+
+def api_error(error: Mapping[str, object], missing: Missing | None = None) -> PenstockError:
+    """An error answer of JetStream."""
+    number, text = _int(error, "err_code", 0), str(error.get("description", "unknown error"))
+    code = _int(error, "code", 500)
+    said = f"{text} (JetStream error {number})"
+    if number in _NOT_FOUND:
+        return missing() if missing is not None else NotFoundError(said)
+    if number in _EXISTS:
+        return AlreadyExistsError(said)
+    if number in _EXPECTATION:
+        return FailedPreconditionError(f"Message not stored: {said}")
+    if number in _PASSING:
+        return UnavailableError(said)
+    if number in _FULL or "maximum" in text:
+        return ResourceExhaustedError(said)
+    if number in _TOO_LARGE:
+        return InvalidArgumentError(said)
+    if code == 403:
+        return PermissionDeniedError(said)
+    if code == 503:
+        return UnavailableError(said)
+    return FailedPreconditionError(said) if code < 500 else InternalError(said)
+
+
+def _int(error: Mapping[str, object], name: str, default: int) -> int:
+    found = error.get(name, default)
+    return found if isinstance(found, int) else default
+
+
+def no_responders() -> UnavailableError:
+    """Nobody answers an API request (503). That says nothing about what was asked for."""
+    return UnavailableError(
+        "The NATS server has no JetStream for this user now; if that does not pass, enable it, or "
+        "check permissions"
+    )
+
+
+def no_answer(seconds: float, to: str = "") -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"The NATS server did not answer {f'{to!r} ' if to else ''}within {seconds:g} s; check the "
+        "connection and this user's permissions"
+    )
+
+
+def connection_lost(cause: object = None) -> UnavailableError:
+    return UnavailableError(
+        "The connection to the NATS server was lost" + (f": {cause}" if cause else "")
+    )
+
+
+def not_reached(hosts: str, cause: object) -> UnavailableError:
+    return UnavailableError(
+        f"Cannot connect to a NATS server at {hosts}: {cause or 'no answer'}; is it running?"
+    )
+
+
+def login_refused(hosts: str) -> UnauthenticatedError:
+    return UnauthenticatedError(f"The NATS server at {hosts} refused these credentials")
+
+
+def unusable_files(error: BaseException) -> InvalidArgumentError:
+    """Certificates and keys that cannot be read or do not fit."""
+    return InvalidArgumentError(
+        f"The files of this address cannot be used: {type(error).__name__}: {error}"
+    )
+
+
+def is_denial(text: str) -> bool:
+    """What the server says when this user may not use a subject."""
+    return "permissions violation" in text.lower()
+
+
+def denied(text: str) -> PermissionDeniedError:
+    """`text` is what the server said, or the subject it was about."""
+    return PermissionDeniedError(
+        f"The NATS server does not allow this user to do that: {text}; grant it, see docs/nats.conf"
+    )
+
+
+def odd_status(what: str, code: int, text: str = "") -> UnavailableError:
+    """A status that says nothing about what was asked for."""
+    return UnavailableError(f"{what}: the NATS server answered {f'{code} {text}'.strip()}")

@@ -1,0 +1,120 @@
+"""The one check above the port: what is asked of a broker must be something it claims.
+
+An adapter that knows no filters would take one in silence and deliver what it excludes. So whoever
+passes a wish on to a broker calls the check for it here, and an outside broker need not refuse
+what it has never heard of. Some flags need no check, because the client does it instead (ordering,
+long extensions) or the answer says so (attempts, backlog): docs/brokers.md has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from datetime import datetime
+from operator import attrgetter
+
+from penstock.broker import Broker
+from penstock.config import DUPLICATE_WINDOW, SubscriptionConfig, TopicConfig
+from penstock.errors import UnimplementedError
+from penstock.message import Draft, PublishFault, Receipt
+
+_INSTEAD = {
+    "filters": "leave it out and ack what you do not want, or publish to a topic for each kind",
+    "dead_letters": "leave it out and publish what fails to a topic of your own",
+    "retry_policy": "leave it out; what is nacked comes back at once",
+    "delayed_nack": "nack without a delay; it comes back at once",
+    "exactly_once": "leave it out and let handlers bear to see a message twice",
+    "dedupe": "leave it out and let whoever receives drop what it has seen",
+    "expectations": "leave it out",
+    "ttl": "leave it out",
+    "push": "leave it out; messages are asked for then",
+    "seek": "leave it out",
+    "snapshots": "seek to a time instead, if the broker can",
+}
+
+_expect, _ttl = attrgetter("expect"), attrgetter("ttl")
+
+
+def require(broker: Broker, capability: str, wish: str) -> None:
+    """`UnimplementedError` unless the broker claims the capability."""
+    if not getattr(broker.capabilities, capability):
+        raise UnimplementedError(
+            f"{wish} needs {capability!r}, which the {broker.name} broker does not claim; "
+            f"{_INSTEAD[capability]}"
+        )
+
+
+def check_topic(broker: Broker, config: TopicConfig) -> None:
+    """Before a topic is created."""
+    if config.duplicate_window not in (0, DUPLICATE_WINDOW):
+        require(broker, "dedupe", f"duplicate_window of topic {config.name!r}")
+    if config.message_retention and not broker.capabilities.replay:
+        # Kept for those who look back. Where nobody can, it would be kept for nothing.
+        require(broker, "seek", f"message_retention of topic {config.name!r}")
+
+
+def check_subscription(broker: Broker, config: SubscriptionConfig) -> None:
+    """Before a subscription is created."""
+    for option, capability in (
+        ("filter", "filters"),
+        ("dead_letter_policy", "dead_letters"),
+        ("retry_policy", "retry_policy"),
+        ("enable_exactly_once_delivery", "exactly_once"),
+        ("push", "push"),
+        ("retain_acked_messages", "seek"),
+    ):
+        if getattr(config, option):
+            require(broker, capability, f"{option} of subscription {config.name!r}")
+
+
+def check_seek(broker: Broker, subscription: str, to: datetime | str) -> None:
+    """Before a subscription is moved."""
+    if isinstance(to, str):
+        check_snapshot(broker, to)
+    else:
+        require(broker, "seek", f"Moving subscription {subscription!r} to a time")
+
+
+def check_snapshot(broker: Broker, snapshot: str) -> None:
+    """Before a snapshot is made, used or deleted."""
+    require(broker, "snapshots", f"Snapshot {snapshot!r}")
+
+
+def publish(
+    broker: Broker, topic: str, drafts: Sequence[Draft]
+) -> Awaitable[Sequence[Receipt | PublishFault]]:
+    """`broker.publish`, for drafts that may ask for more than to be stored: those that ask for what
+    is not claimed are answered here, and not stored."""
+    claims = broker.capabilities
+    # This is on the way of every message: one look at all of them, and none where all is claimed.
+    if (claims.expectations or not any(map(_expect, drafts))) and (
+        claims.ttl or not any(map(_ttl, drafts))
+    ):
+        return broker.publish(topic, drafts)
+    return _publish_claimed(broker, topic, drafts)
+
+
+async def _publish_claimed(
+    broker: Broker, topic: str, drafts: Sequence[Draft]
+) -> Sequence[Receipt | PublishFault]:
+    refused: dict[int, Receipt | PublishFault] = {}
+    for at, draft in enumerate(drafts):
+        try:
+            _check_draft(broker, topic, draft)
+        except UnimplementedError as error:
+            refused[at] = PublishFault(error)
+    others = [at for at in range(len(drafts)) if at not in refused]
+    stored = await broker.publish(topic, [drafts[at] for at in others])
+    answers = {**refused, **dict(zip(others, stored, strict=True))}
+    return [answers[at] for at in range(len(drafts))]
+
+
+def _check_draft(broker: Broker, topic: str, draft: Draft) -> None:
+    if draft.expect is not None:
+        require(broker, "expectations", f"expect of a message for topic {topic!r}")
+    if draft.ttl is not None:
+        require(broker, "ttl", f"ttl of a message for topic {topic!r}")
+
+
+def check_delayed_nack(broker: Broker, subscription: str) -> None:
+    """Before a message is nacked with a delay."""
+    require(broker, "delayed_nack", f"Nacking with a delay in subscription {subscription!r}")

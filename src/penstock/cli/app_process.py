@@ -1,0 +1,191 @@
+"""One process of an app: `penstock run` in one, or one of several under a supervisor.
+
+Under a supervisor it is started as `python -m penstock.cli.app_process`, told what to do by one
+line on its input, and tells by a pipe how it is doing. When nobody reads that any more, it drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+
+import msgspec
+
+from penstock.cli.loading import load_app
+from penstock.cli.log_lines import write_logs
+from penstock.cli.pages import Page, serving
+from penstock.consuming import App
+from penstock.errors import InvalidArgumentError, NotFoundError, PenstockError
+from penstock.observing import PrometheusObserver
+
+_log = logging.getLogger("penstock.app")
+
+# Exit codes: what can be helped by starting again, and what cannot.
+FAILED, MISTAKEN = 1, 78
+HEARTBEAT = 1.0
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process is to do."""
+
+    app: str
+    url: str | None = None
+    drain: float = 30.0
+    host: str = "127.0.0.1"
+    health_port: int | None = None
+    metrics_port: int | None = None
+    metrics: bool = False
+    log_level: str = "INFO"
+    log_json: bool = False
+    pipe: int | None = None
+    shared: bool = False
+    """Others run the same app, and must find the same broker."""
+
+
+def main() -> None:
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
+    sys.exit(run_process(orders))
+
+
+def run_process(orders: Orders) -> int:
+    """Run the app until a signal; returns the exit code."""
+    write_logs(orders.log_level, as_json=orders.log_json)
+    try:
+        return asyncio.run(_run(_load(orders), orders))
+    except (InvalidArgumentError, NotFoundError) as error:
+        _log.error("%s", error)
+        return MISTAKEN
+    except PenstockError as error:
+        _log.error("%s", error)
+        return FAILED
+    except Exception:
+        _log.exception("The app failed")
+        return FAILED
+
+
+def _load(orders: Orders) -> App:
+    try:
+        app = load_app(orders.app)
+    except InvalidArgumentError:
+        raise
+    except Exception as error:
+        _log.exception("%s cannot be imported", orders.app)
+        raise InvalidArgumentError(f"{orders.app} cannot be imported: {error}") from error
+    if orders.url is not None:
+        app.url = orders.url
+    if orders.shared and app.url.startswith("memory:"):
+        raise InvalidArgumentError(
+            "The broker memory:// is one process's own; for several give one they share, such as "
+            "--url local://./data"
+        )
+    if orders.metrics:
+        app.observe(PrometheusObserver.of())
+    app.bindings()
+    return app
+
+
+async def _run(app: App, orders: Orders) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    work = asyncio.ensure_future(_work(app, orders, stop))
+
+    def on_signal() -> None:
+        if stop.is_set():
+            work.cancel()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        _log.warning("Stopped at once: what was in hand will be delivered again")
+        return FAILED
+
+
+async def _work(app: App, orders: Orders, stop: asyncio.Event) -> int:
+    async with AsyncExitStack() as stack:
+        await _serve_pages(app, orders, stack)
+        if orders.pipe is not None:
+            telling = asyncio.ensure_future(_tell(app, orders.pipe, stop))
+            stack.callback(telling.cancel)
+        if not await _started(app, stop):
+            return 0
+        _log.info("Receiving from %s", ", ".join(one.name for one in app.subscriptions))
+        try:
+            await app.wait(stop)
+        finally:
+            _log.info("Draining, for at most %g s", orders.drain)
+            report = await app.stop(timeout=orders.drain)
+            if report.clean:
+                _log.info("Stopped; nothing was left")
+            else:
+                _log.warning("Stopped; to be delivered again: %s", ", ".join(report.unfinished))
+    return 0
+
+
+async def _started(app: App, stop: asyncio.Event) -> bool:
+    """Whether it was started before it was told to stop: a broker may be long in coming."""
+    starting, stopping = asyncio.ensure_future(app.start()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        with suppress(asyncio.CancelledError):
+            await starting
+        return False
+    await starting
+    return True
+
+
+async def _serve_pages(app: App, orders: Orders, stack: AsyncExitStack) -> None:
+    for port, pages in ports(orders, _health(app), _own_metrics).items():
+        bound = await stack.enter_async_context(serving(pages, orders.host, port))
+        _log.info("http://%s:%d%s", orders.host, bound, " ".join(pages))
+
+
+def ports(
+    orders: Orders, health: dict[str, Page], metrics: Callable[[], tuple[int, str]]
+) -> dict[int, dict[str, Page]]:
+    """What is to be served on which port."""
+    found: dict[int, dict[str, Page]] = {}
+    if orders.health_port is not None:
+        found.setdefault(orders.health_port, {}).update(health)
+    if orders.metrics_port is not None:
+        found.setdefault(orders.metrics_port, {})["/metrics"] = metrics
+    return found
+
+
+def _health(app: App) -> dict[str, Page]:
+    return {
+        "/live": lambda: (200, "alive\n"),
+        "/ready": lambda: (200, "ready\n") if app.ready else (503, "not ready\n"),
+    }
+
+
+def _own_metrics() -> tuple[int, str]:
+    from prometheus_client import generate_latest
+
+    return 200, generate_latest().decode()
+
+
+async def _tell(app: App, pipe: int, stop: asyncio.Event) -> None:
+    """Say every second whether we are ready. A supervisor that is gone is a signal to end."""
+    os.set_blocking(pipe, False)
+    while True:
+        with suppress(BlockingIOError):
+            try:
+                os.write(pipe, b"1" if app.ready else b"0")
+            except BrokenPipeError:
+                _log.warning("The supervisor is gone")
+                stop.set()
+                return
+        await asyncio.sleep(HEARTBEAT)
+
+
+if __name__ == "__main__":
+    main()

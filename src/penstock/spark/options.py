@@ -1,0 +1,277 @@
+"""The options of `format("penstock")`, read from text and checked before anything is opened."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from penstock.config import check_name
+from penstock.connect import broker_kind
+from penstock.errors import InvalidArgumentError
+from penstock.rules.filters import parse_filter
+from penstock.spark.source.offsets import EARLIEST, LATEST, Position
+
+T = TypeVar("T")
+
+# Spark's own, which it hands over with ours.
+_SPARK = ("checkpointlocation", "queryname", "outputmode")
+_FLAGS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What `readStream` and `read` were told; see docs/spark.md for each."""
+
+    url: str
+    topics: tuple[str, ...] = ()
+    mode: str = "log"
+    starting: Position = EARLIEST
+    ending: Position = LATEST
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_partitions: int | None = None
+    max_records: int = 50_000
+    fail_on_data_loss: bool = True
+    filter: str = ""
+    include_headers: bool = False
+    push_filters: bool = False
+    """Off by default: Spark 4.3 keeps what it pushed for later queries of the same DataFrame."""
+    server_timeout: float = 60.0
+    subscription: str = ""
+    spool: str = ""
+    segment_bytes: int = 16 * 2**20
+    segment_seconds: float = 1.0
+    spool_bytes: int = 2**30
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> SourceOptions:
+        options = _Options(given)
+        url = options.url()
+        mode = options.take("mode", _one_of("log", "queue"), "log" if _has_ranges(url) else "queue")
+        found = cls(
+            url=url,
+            mode=mode,
+            topics=_topics(options),
+            starting=_position(options, "starting", EARLIEST),
+            ending=_position(options, "ending", LATEST),
+            max_offsets=options.take("maxOffsetsPerTrigger", _count, None),
+            max_bytes=options.take("maxBytesPerTrigger", _count, None),
+            min_partitions=options.take("minPartitions", _count, None),
+            max_records=options.take("maxRecordsPerPartition", _count, cls.max_records),
+            fail_on_data_loss=options.take("failOnDataLoss", _flag, True),
+            filter=options.take("filter", _filter, ""),
+            include_headers=options.take("includeHeaders", _flag, False),
+            push_filters=options.take("pushFilters", _flag, False),
+            server_timeout=options.take("serverTimeout", _seconds, cls.server_timeout),
+            subscription=options.take("subscription", str, ""),
+            spool=options.take("spoolLocation", str, ""),
+            segment_bytes=options.take("segmentBytes", _count, cls.segment_bytes),
+            segment_seconds=options.take("segmentSeconds", _seconds, cls.segment_seconds),
+            spool_bytes=options.take("maxSpoolBytes", _count, cls.spool_bytes),
+        )
+        options.none_left()
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        if self.mode == "queue":
+            if not self.subscription or not self.spool:
+                raise InvalidArgumentError(
+                    "A queue is read through a spool: set 'subscription' to what to pull from and "
+                    "'spoolLocation' to a folder that the driver and all executors see"
+                )
+            check_name("Subscription", self.subscription)
+            if self.include_headers or self.filter:
+                raise InvalidArgumentError(
+                    "A queue has neither 'includeHeaders' nor 'filter': its subscription filters"
+                )
+            if self.topics:
+                raise InvalidArgumentError(
+                    "A queue is read from its 'subscription'; leave out 'topic' and 'topics'"
+                )
+        elif not self.topics:
+            raise InvalidArgumentError("Set option 'topic' (or 'topics': one,two) to what to read")
+        elif self.subscription or self.spool:
+            raise InvalidArgumentError(
+                "'subscription' and 'spoolLocation' are for mode=queue; a log is read by 'topic'"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    """What `writeStream` and `write` were told."""
+
+    url: str
+    topic: str = ""
+    fence: bool = False
+    fence_topic: str = "penstock-fences"
+    max_in_flight: int = 2_000
+    server_timeout: float = 60.0
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> SinkOptions:
+        options = _Options(given)
+        found = cls(
+            url=options.url(),
+            topic=options.take("topic", lambda name: check_name("Topic", name), ""),
+            fence=options.take("fence", _flag, False),
+            fence_topic=options.take(
+                "fenceTopic", lambda name: check_name("Topic", name), cls.fence_topic
+            ),
+            max_in_flight=options.take("maxInFlight", _count, cls.max_in_flight),
+            server_timeout=options.take("serverTimeout", _seconds, cls.server_timeout),
+        )
+        options.none_left()
+        if found.fence and not found.topic:
+            raise InvalidArgumentError(
+                "fence=true guards one topic: set option 'topic', and leave out column 'topic'"
+            )
+        if found.fence and not _has_ranges(found.url):
+            raise InvalidArgumentError(
+                "fence=true looks through the topic for what is stored, and this broker keeps no "
+                "log; leave it out, or use nats://, tls:// or local://"
+            )
+        return found
+
+
+class _Options:
+    """Text by name, in whatever case; knows which names were asked for."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._left = {name.lower(): value for name, value in given.items()}
+        self._known: list[str] = []
+
+    def take(self, name: str, read: Callable[[str], T], default: T) -> T:
+        self._known.append(name)
+        text = self._left.pop(name.lower(), None)
+        if text is None:
+            return default
+        try:
+            return read(text.strip())
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"Option {name!r}: {error}") from None
+
+    def url(self) -> str:
+        url = self.take("url", str, "")
+        if not url:
+            raise InvalidArgumentError(
+                "Set option 'url' to the broker: nats://HOST, tls://HOST or local:///DIR"
+            )
+        try:
+            broker_kind(url).check_shared(url)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"Option 'url', for Spark's processes: {error}") from None
+        return url
+
+    def none_left(self) -> None:
+        for name in self._left:
+            if name in _SPARK:
+                continue
+            close = difflib.get_close_matches(name, [known.lower() for known in self._known], 1)
+            meant = [known for known in self._known if close and known.lower() == close[0]]
+            raise InvalidArgumentError(
+                f"Unknown option {name!r}"
+                + (f"; did you mean {meant[0]!r}?" if meant else "")
+                + f" Known: {', '.join(sorted(self._known))}"
+            )
+
+
+def _has_ranges(url: str) -> bool:
+    """Topics are read by sequence where the broker offers it; elsewhere through a spool."""
+    return broker_kind(url).ranges is not None
+
+
+def _topics(options: _Options) -> tuple[str, ...]:
+    one = options.take("topic", str, "")
+    several = options.take("topics", str, "")
+    if one and several:
+        raise InvalidArgumentError("Set option 'topic' or 'topics', not both")
+    names = [name.strip() for name in several.split(",")] if several else [one] if one else []
+    return tuple(sorted({check_name("Topic", name) for name in names}))
+
+
+def _position(options: _Options, end: str, default: Position) -> Position:
+    """`startingOffsets` and `startingTimestamp`, or the `ending…` two."""
+    offsets = options.take(f"{end}Offsets", _offsets, None)
+    moment = options.take(f"{end}Timestamp", _moment, None)
+    if offsets is not None and moment is not None:
+        raise InvalidArgumentError(f"Set '{end}Offsets' or '{end}Timestamp', not both")
+    if moment is not None:
+        return Position(moment_us=moment)
+    return offsets or default
+
+
+def _offsets(text: str) -> Position:
+    if text.lower() == "earliest":
+        return EARLIEST
+    if text.lower() == "latest":
+        return LATEST
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(
+        isinstance(at, int) and not isinstance(at, bool) and (at >= 1 or at in (-1, -2))
+        for at in found.values()
+    ):
+        raise InvalidArgumentError(
+            "must be earliest, latest or sequences by topic, as in "
+            f'{{"orders": 17}} (-2: earliest, -1: latest), not {text!r}'
+        )
+    return Position(sequences=found)
+
+
+def _moment(text: str) -> int:
+    """Microseconds since the epoch, from ISO 8601 or from milliseconds."""
+    if text.lstrip("-").isdigit():
+        return int(text) * 1000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidArgumentError(
+            f"must be a time with a zone, as 2026-01-02T03:04:05Z, or milliseconds, not {text!r}"
+        )
+    return round((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)
+
+
+def _filter(text: str) -> str:
+    if text:
+        parse_filter(text)
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise InvalidArgumentError(f"must be a whole number above 0, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 86_400:
+        raise InvalidArgumentError(f"must be seconds above 0, not {text!r}")
+    return seconds
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in _FLAGS:
+        raise InvalidArgumentError(f"must be true or false, not {text!r}")
+    return _FLAGS[text.lower()]
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.lower() not in values:
+            raise InvalidArgumentError(f"must be one of {', '.join(values)}, not {text!r}")
+        return text.lower()
+
+    return read

@@ -1,0 +1,106 @@
+"""JetStream's share of the port's contract, where a plain run of the suite does not get to."""
+
+import asyncio
+import re
+
+import pytest
+
+from penstock import Draft, PubSub, PushDelivery, Receipt
+from penstock.errors import ClosedError, UnavailableError
+from penstock.message import PublishFault
+from penstock.testing.faults import faulty_proxy
+from tests.support.servers import NatsServer
+
+pytestmark = pytest.mark.real_time
+
+ACK = re.compile(rb'MSG (\S+) (\d+) \d+\r\n\{"stream":"[^"]*","seq":\d+\}\r\n')
+NOBODY_THERE = rb"HMSG \1 \2 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with NatsServer(tmp_path_factory.mktemp("nats")) as running:
+        yield running
+
+
+async def test_a_topic_without_a_leader_for_a_moment_is_not_a_missing_one(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}") as pubsub,
+    ):
+        topic = await pubsub.topic("leaderless").create()
+        await topic.publish_message(b"before")
+        broker = await pubsub.broker()
+        proxy.replies = lambda data: ACK.sub(NOBODY_THERE, data)
+        answers = await broker.publish(topic.name, [Draft.of(b"x"), Draft.of(b"y")])
+        assert [type(answer) for answer in answers] == [PublishFault, PublishFault]
+        for answer in answers:
+            assert isinstance(answer.error, UnavailableError) and answer.error.retryable
+            assert "leaderless" in str(answer.error)
+        proxy.replies = bytes
+        [answer] = await broker.publish(topic.name, [Draft.of(b"z")])
+        assert isinstance(answer, Receipt)
+
+
+async def test_closing_ends_a_pull_that_waits_to_be_pushed_to(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("pushed").create()
+        push = PushDelivery(subject="deliver.pushed")
+        sub = await topic.subscription("pushed-sub", push=push).create()
+        broker = await pubsub.broker()
+        pull = asyncio.create_task(broker.pull(sub.name, max_messages=1, max_bytes=1000, wait=600))
+        await asyncio.sleep(0.3)
+        await broker.aclose()
+        with pytest.raises(ClosedError):
+            await pull
+        with pytest.raises(ClosedError):
+            await broker.pull(sub.name, max_messages=1, max_bytes=1000, wait=600)
+
+
+async def test_closing_ends_whatever_waits_for_a_server_that_does_not_answer(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?timeout=20") as pubsub,
+    ):
+        topic = await pubsub.topic("silent").create(message_retention=60)
+        await topic.publish_message(b"x")
+        broker = await pubsub.broker()
+        proxy.freeze()
+        publish = asyncio.create_task(broker.publish(topic.name, [Draft.of(b"x")]))
+        others = [
+            asyncio.create_task(call)
+            for call in (
+                broker.admin.list_topics(),
+                broker.admin.describe_topic("silent"),
+                broker.log.extent("silent"),
+                broker.ping(),
+            )
+        ]
+        await asyncio.sleep(0.2)
+        closing = asyncio.create_task(broker.aclose())
+        async with asyncio.timeout(10):
+            [answer] = await publish
+            assert isinstance(answer.error, ClosedError)
+            for call in others:
+                with pytest.raises(ClosedError):
+                    await call
+        proxy.thaw()
+        await closing
+
+
+async def test_a_cancelled_ping_leaves_the_connection_alive(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}") as pubsub,
+    ):
+        topic = await pubsub.topic("pinged").create()
+        broker = await pubsub.broker()
+        proxy.freeze()
+        ping = asyncio.create_task(broker.ping())
+        await asyncio.sleep(0.1)
+        ping.cancel()
+        await asyncio.wait({ping})
+        proxy.thaw()
+        await asyncio.sleep(0.2)
+        assert await topic.publish_message(b"x")
+        assert await broker.ping() < 5

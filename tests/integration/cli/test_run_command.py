@@ -1,0 +1,183 @@
+"""`penstock run`: processes that start, drain, are killed and started again."""
+
+import asyncio
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from penstock import PubSub
+from tests.support.processes import Running, page
+from tests.support.servers import NatsServer
+
+APP = """
+import asyncio, os
+import msgspec
+from penstock import App
+
+class Order(msgspec.Struct):
+    id: int
+
+app = App("nats://nobody.invalid")
+
+@app.subscriber("orders", "{name}")
+async def bill(order: Order) -> None:
+    print("began", order.id, "in", os.getpid())
+    await asyncio.sleep(order.id)
+    print("done", order.id, "{word}")
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def name(request):
+    return f"billing-{abs(hash(request.node.name))}"
+
+
+@pytest.fixture
+def folder(tmp_path, name):
+    write(tmp_path, name)
+    return tmp_path
+
+
+def write(folder, name, word="once"):
+    (folder / "shop.py").write_text(APP.format(name=name, word=word))
+
+
+def publish(server, *ids):
+    async def main():
+        async with PubSub(server.url) as pubsub:
+            for number in ids:
+                await pubsub.topic("orders").publish_message(b'{"id": %d}' % number)
+
+    asyncio.run(main())
+
+
+def run(folder, server, *words):
+    return Running(folder, "run", "shop:app", "--url", server.url, *words)
+
+
+def address(said):
+    return re.search(r"http://127.0.0.1:\d+(?=/)", said)[0]
+
+
+def workers(said):
+    return [int(pid) for pid in re.findall(r"in (\d+)", said)]
+
+
+def test_an_app_runs_tells_how_it_is_and_finishes_what_is_in_hand(folder, server):
+    with run(folder, server, "--health-port", "0") as app:
+        app.wait_for(lambda said: "Receiving from" in said)
+        assert page(address(app.said) + "/live") == (200, "alive\n")
+        assert page(address(app.said) + "/ready") == (200, "ready\n")
+        publish(server, 2)
+        app.wait_for(lambda said: "began 2" in said)
+        assert app.end() == 0
+        assert "done 2" in app.said and "nothing was left" in app.said
+
+
+def test_draining_has_a_deadline(folder, server):
+    with run(folder, server, "--drain", "0.5") as app:
+        app.wait_for(lambda said: "Receiving from" in said)
+        publish(server, 500)
+        app.wait_for(lambda said: "began 500" in said)
+        assert app.end() == 0
+        assert "to be delivered again: orders-" in app.said
+
+
+def test_a_second_signal_ends_it_at_once(folder, server):
+    with run(folder, server) as app:
+        app.wait_for(lambda said: "Receiving from" in said)
+        publish(server, 500)
+        app.wait_for(lambda said: "began 500" in said)
+        app.process.send_signal(signal.SIGTERM)
+        app.wait_for(lambda said: "Draining" in said)
+        assert app.end(signal.SIGINT) == 1
+        assert "Stopped at once" in app.said
+
+
+def test_a_process_that_dies_is_started_again_and_all_end_together(folder, server):
+    with run(folder, server, "--workers", "2", "--health-port", "0") as app:
+        app.wait_for(lambda said: said.count("Receiving from") == 2)
+        ready = address(app.said) + "/ready"
+        wait_until(lambda: page(ready) == (200, "2 of 2 ready\n"))
+        publish(server, 500)
+        app.wait_for(lambda said: "began 500" in said)
+        [first] = workers(app.said)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: page(ready)[0] == 503)
+        app.wait_for(lambda said: said.count("Receiving from") == 3)
+        assert f"Process {first} ended with -9; starting another" in app.said
+        wait_until(lambda: page(ready)[0] == 200)
+        assert app.end() == 0
+    assert app.said.count("nothing was left") == 2
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_metrics_are_served_for_all_processes_together(folder, server, name, workers):
+    with run(folder, server, "--workers", workers, "--metrics-port", "0") as app:
+        app.wait_for(lambda said: said.count("Receiving from") == int(workers))
+        publish(server, *[0] * 50)
+        app.wait_for(lambda said: said.count("done 0") == 50)
+        label = f'messaging_destination_subscription_name="{name}"'
+        handled = f'messaging_process_duration_seconds_count{{{label},outcome="done"}} 50.0'
+        url = address(app.said) + "/metrics"
+        wait_until(lambda: handled in page(url)[1])
+        wait_until(lambda: f"penstock_backlog_messages{{{label}}}" in page(url)[1])
+        assert app.end() == 0
+
+
+def test_processes_whose_supervisor_is_killed_drain_and_end(folder, server):
+    with run(folder, server, "--workers", "2") as app:
+        app.wait_for(lambda said: said.count("Receiving from") == 2)
+        app.end(signal.SIGKILL)
+        wait_until(lambda: app.said.count("nothing was left") == 2)
+        assert app.said.count("The supervisor is gone") == 2
+
+
+def test_a_change_of_the_source_starts_it_anew(folder, server, name):
+    with run(folder, server, "--reload") as app:
+        app.wait_for(lambda said: "Receiving from" in said)
+        (folder / "shop.py").write_text("this is not python")
+        app.wait_for(lambda said: "waiting for a change" in said)
+        write(folder, name, "anew")
+        app.wait_for(lambda said: said.count("Receiving from") == 2)
+        publish(server, 0)
+        app.wait_for(lambda said: "done 0 anew" in said)
+        assert app.end() == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_app_that_is_wrong_says_so_and_ends(folder, server, workers):
+    with (folder / "shop.py").open("a") as source:
+        source.write("@app.subscriber('orders', 'other')\ndef second(order): ...\n")
+    with run(folder, server, "--workers", workers) as app:
+        assert app.process.wait(120) == 78
+        assert "Parameter 'order' of second" in app.said
+
+
+def test_several_processes_need_a_broker_that_they_share(folder, server):
+    with Running(folder, "run", "shop:app", "--workers", "2", "--url", "memory://") as app:
+        assert app.process.wait(120) == 78
+        assert "memory:// is one process's own" in app.said
+
+
+def test_it_can_be_ended_while_it_waits_for_its_broker(folder):
+    words = ("--url", "nats://192.0.2.1", "--health-port", "0")
+    with Running(folder, "run", "shop:app", *words) as app:
+        app.wait_for(lambda said: "/ready" in said)
+        assert app.end() in (0, 1)
+
+
+def wait_until(condition, within=120.0):
+    until = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)

@@ -1,0 +1,123 @@
+"""After closing or pausing nothing is pulled, whatever a broker makes of a cancellation."""
+
+import asyncio
+
+from penstock import Draft
+from penstock.errors import UnavailableError
+from penstock.testing import settled
+from tests.support.fakes import FlakyBroker, subscription_on
+from tests.support.scenes import now, publish
+
+
+class SwallowsCancellation(FlakyBroker):
+    """Python 3.11's `wait_for` does it when the answer and the cancellation come together."""
+
+    answers_late = 0
+    arrives_then: tuple[Draft, ...] = ()
+
+    async def pull(self, subscription, *, max_messages, max_bytes, wait):
+        try:
+            return await super().pull(
+                subscription, max_messages=max_messages, max_bytes=max_bytes, wait=wait
+            )
+        except asyncio.CancelledError:
+            self.answers_late += 1
+            arrived, self.arrives_then = self.arrives_then, ()
+            await super().publish("orders", arrived)
+            return await super().pull(
+                subscription, max_messages=max_messages, max_bytes=max_bytes, wait=0
+            )
+
+
+async def test_nothing_is_pulled_or_handed_over_after_close():
+    broker = SwallowsCancellation()
+    async with subscription_on(broker) as (topic, sub):
+        received = []
+        sub.on("message", received.append)
+        sub.open()
+        await settled()
+        assert broker.waiting_pulls == 5
+        await sub.close()
+        assert (broker.answers_late, broker.waiting_pulls) == (5, 0)
+        pulls = len(broker.batches)
+        await publish(topic, 3)
+        await asyncio.sleep(100)
+        assert received == []
+        assert len(broker.batches) == pulls
+        assert (await sub.describe()).leased == 0
+
+
+async def test_what_a_pull_brings_while_it_is_cancelled_is_given_back():
+    broker = SwallowsCancellation()
+    async with subscription_on(broker) as (_, sub):
+        received = []
+        sub.on("message", lambda m: (received.append(m.delivery_attempt), m.ack()))
+        sub.open()
+        await settled()
+        broker.arrives_then = (Draft(b"1"), Draft(b"2"), Draft(b"3"))
+        await sub.close()
+        assert broker.answers_late == 5
+        assert sum(broker.batches) == 3
+        assert received == []
+        status = await sub.describe()
+        assert (status.backlog, status.leased) == (3, 0)
+        sub.open()
+        await settled()
+        assert received == [1, 1, 1]
+
+
+async def test_nothing_is_pulled_while_paused():
+    broker = SwallowsCancellation()
+    async with subscription_on(broker) as (topic, sub):
+        received = []
+        sub.on("message", received.append)
+        sub.open()
+        await settled()
+        sub.pause()
+        await settled()
+        assert broker.waiting_pulls == 0
+        await publish(topic, 3)
+        await asyncio.sleep(100)
+        assert (await sub.describe()).leased == 0
+        sub.resume()
+        await settled()
+        assert len(received) == 3
+
+
+async def test_closing_does_not_wait_for_ever_for_a_pull_that_will_not_end():
+    class Stubborn(FlakyBroker):
+        async def pull(self, subscription, **limits):
+            while True:
+                try:
+                    await asyncio.sleep(1000)
+                except asyncio.CancelledError:
+                    if now() > 500:
+                        raise
+
+    async with subscription_on(Stubborn()) as (_, sub):
+        sub.open()
+        await settled()
+        await sub.close()
+        assert now() <= 10
+        await asyncio.sleep(1000)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+
+async def test_a_pull_that_fails_because_it_is_cancelled_is_no_error():
+    class Complains(FlakyBroker):
+        async def pull(self, subscription, **limits):
+            try:
+                return await super().pull(subscription, **limits)
+            except asyncio.CancelledError:
+                raise UnavailableError("interrupted") from None
+
+    async with subscription_on(Complains()) as (_, sub):
+        errors = []
+        sub.on("error", errors.append)
+        sub.open()
+        await settled()
+        sub.pause()
+        await asyncio.sleep(100)
+        await sub.close()
+        assert errors == []
