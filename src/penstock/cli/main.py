@@ -69,4 +69,4 @@ def _add(app: typer.Typer, name: str) -> None:
     if isinstance(group, typer.Typer):
         app.add_typer(group, name=name)
     else:
-        app.command(name, no_args_is_help=True)(group)
+        app.command(name, no_args_is_help=name == "worker")(group)

@@ -9,6 +9,7 @@ from penstock.jobs.messaging.subscriber import Subscriber
 from penstock.jobs.messaging.worker import StageWorker
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.model.event import JobCancelled, JobFailed, JobQueued, StageEvent
+from penstock.jobs.model.fields import Count, Moment, OpaqueId, Rate, Seconds, Word
 from penstock.jobs.model.job import Job, opaque_user_id
 from penstock.jobs.model.names import JobStage, MediaType
 from penstock.jobs.pipeline.declaration import Pipeline
@@ -51,6 +52,7 @@ __all__ = [
     "MEDIA",
     "AudioInfo",
     "AudioJob",
+    "Count",
     "DocumentInfo",
     "DocumentJob",
     "Done",
@@ -70,7 +72,9 @@ __all__ = [
     "LoggingObserver",
     "MediaType",
     "MetadataReady",
+    "Moment",
     "Observer",
+    "OpaqueId",
     "Outcome",
     "Pipeline",
     "ProcessingJob",
@@ -79,8 +83,10 @@ __all__ = [
     "PrometheusObserver",
     "PubSubClient",
     "Publisher",
+    "Rate",
     "Reject",
     "Retry",
+    "Seconds",
     "Segment",
     "SpeakerRole",
     "SqlJobViews",
@@ -93,6 +99,7 @@ __all__ = [
     "TranscriptComplete",
     "VideoInfo",
     "VideoJob",
+    "Word",
     "YouTubeInfo",
     "YouTubeJob",
     "decode_event",

@@ -48,7 +48,7 @@ class JobService:
         _check_key(client_key)
         with span("submit job", None, {"penstock.media.type": media_type.value}) as traceparent:
             kind = self._kind_of(media_type)
-            source, own = kind.of_source(source)
+            source, own = _read(kind, source)
             fields: dict[str, Any] = {
                 **own,
                 "jobId": new_job_id(user_id, client_key),
@@ -115,6 +115,18 @@ def check_user_id(user_id: str) -> str:
         raise InvalidArgumentError(
             "A user id must be opaque: up to 64 letters, digits, - and _; "
             "`opaque_user_id` makes one of a name"
+        ) from None
+
+
+def _read(kind: type[Job], source: str) -> tuple[str, dict[str, Any]]:
+    try:
+        return kind.of_source(source)
+    except (ValueError, LookupError) as error:
+        if isinstance(error, InvalidArgumentError):
+            raise
+        raise InvalidArgumentError(
+            f"That cannot be the source of a {media_type_of(kind)} job: "
+            f"see {kind.__name__}.of_source"
         ) from None
 
 

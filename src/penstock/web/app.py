@@ -13,6 +13,8 @@ from litestar.openapi.spec import Components, SecurityScheme
 
 import penstock
 from penstock.errors import PenstockError, UnavailableError, UnimplementedError
+from penstock.jobs.model.names import JobStage
+from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.system import Ingestion, JobSystem
 from penstock.web import page, problems
 from penstock.web.access import Access
@@ -66,7 +68,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
     def own(value: object) -> Provide:
         return Provide(lambda: value, sync_to_thread=False)
 
-    return Litestar(
+    app = Litestar(
         route_handlers=[JobsApi, health, metrics, *page.routes(access, pipeline)],
         dependencies={
             "user": Provide(current_user),
@@ -98,6 +100,18 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
         after_request=_with_headers,
         logging_config=None,
     )
+    _describe(app, pipeline)
+    return app
+
+
+def _describe(app: Litestar, pipeline: Pipeline) -> None:
+    """Let the API's description name the stages and media types of its pipeline."""
+    known = {
+        "JobStage": (*pipeline.order, JobStage.FAILED, JobStage.CANCELLED),
+        "MediaType": tuple(pipeline.job_types),
+    }
+    for name, values in known.items():
+        app.openapi_schema.components.schemas[name].enum = [value.value for value in values]
 
 
 async def _with_headers(response: Response[Any]) -> Response[Any]:

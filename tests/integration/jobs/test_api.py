@@ -6,10 +6,8 @@ import os
 import socket
 import struct
 import time
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from prometheus_client import REGISTRY
 
@@ -20,33 +18,12 @@ from penstock.web import create_app, serve
 from penstock.web.access import Access, is_loopback
 from penstock.web.streams import Streams
 from penstock.web.uploads import Uploads
+from tests.support.api_scenes import api_on
 from tests.support.job_scenes import INFO, jobs_on
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(60)]
 TOKENS = {"token-of-user-one-1": "user-1", "token-of-user-two-2": "user-2"}
 JOB = {"mediaType": "audio", "source": "a.wav"}
-
-
-@asynccontextmanager
-async def api_on(place, *, work=True, api=None, **settings):
-    """A client of an API that runs on a free port, and the scene behind it."""
-    async with jobs_on(place, api={"port": 0, **(api or {})}, **settings) as scene:
-        ready = asyncio.get_running_loop().create_future()
-        stop = asyncio.Event()
-        app = create_app(scene.system, scene.ingestion)
-        serving = asyncio.ensure_future(
-            serve(app, "127.0.0.1", 0, on_ready=ready.set_result, stop=stop)
-        )
-        try:
-            async with httpx.AsyncClient(base_url=await ready, trust_env=False) as client:
-                if work:
-                    async with scene.working():
-                        yield client, scene
-                else:
-                    yield client, scene
-        finally:
-            stop.set()
-            await serving
 
 
 def as_user(number):

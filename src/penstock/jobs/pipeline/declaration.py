@@ -83,6 +83,12 @@ class Pipeline:
             self.settings_of(stage)
         if len(set(self.order)) <= len(self.stages):
             raise self._wrong("a job would come to the same stage twice")
+        if len(self.job_types) < len(self.jobs):
+            raise self._wrong("two of its types of jobs have the same tag")
+        try:
+            self.codec.json_schema()
+        except TypeError as error:
+            raise self._wrong(f"its types cannot be sent: {error}") from None
 
     def _check(self, stage: Stage, reached: JobStage) -> None:
         if stage.consumes is not reached or stage.emits in (JobStage.FAILED, JobStage.CANCELLED):
