@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from penstock.errors import PenstockError
 
@@ -28,7 +28,6 @@ Reason = Literal[
     "unavailable",  # a service had a problem of its own
     "unsupported",  # a format we do not read
 ]
-REASONS: frozenset[str] = frozenset(get_args(Reason))
 
 _CODES = {
     "cancelled": 1,
