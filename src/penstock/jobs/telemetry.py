@@ -90,6 +90,8 @@ class Observer:
 
 
 class LoggingObserver(Observer):
+    """Writes what it is told to the log."""
+
     def published(
         self, subject: Subject, topic: str, seconds: float, error: Exception | None
     ) -> None:

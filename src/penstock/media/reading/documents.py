@@ -58,6 +58,7 @@ def extract_text_blocking(
     limits: Limits = LIMITS,
     pool: GuardPool | None = None,
 ) -> DocumentText:
+    """`extract_text`, for code without an event loop."""
     return run_guarded_blocking(
         read_text, kind, max_characters, max_pages, media=path, limits=limits, pool=pool
     )

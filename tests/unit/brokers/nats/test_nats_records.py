@@ -23,7 +23,7 @@ from penstock.brokers.nats.protocol.records import (
     parse_added,
 )
 from penstock.clock import PreciseTime, to_ns
-from penstock.errors import InternalError
+from penstock.errors import UnavailableError
 
 REPLY = b"_INBOX.1.7"
 NS = 1_794_744_036_620_098_954
@@ -185,7 +185,7 @@ def test_headers_are_kept_as_they_were_stored_when_asked_for():
 
 
 def test_an_answer_that_does_not_say_where_it_is_stored_is_no_record():
-    with pytest.raises(InternalError, match="without its place"):
+    with pytest.raises(UnavailableError, match="without its place"):
         parse_added("orders", b"NATS/1.0\r\nkind: x\r\n\r\n")
 
 
