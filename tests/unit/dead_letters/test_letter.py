@@ -19,7 +19,8 @@ def message(**changes):
         "subject": "orders",
         "publish_time_ns": 1_767_225_600_123_456_789,
     } | changes
-    return Message(Delivery(Record(**record), "ack", 5, 60.0), None, 0.0)
+    [made] = Message.of([Delivery(Record(**record), "ack", 5, 60.0)], None, 0.0)
+    return made
 
 
 def letter(of=None, **changes):
