@@ -87,6 +87,7 @@ class SubscriptionOptions(StreamOptions, total=False):
     retain_acked_messages: bool
     message_retention: float
     push: PushDelivery | None
+    replicas: int | None
 
 
 def check_options(whose: str, given: Iterable[str], known: Collection[str]) -> None:
