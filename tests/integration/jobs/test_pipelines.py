@@ -50,6 +50,9 @@ async def test_the_pipeline_of_an_example_runs_and_shows_on_the_page(quick, name
 
 
 async def test_pipelines_share_a_broker_and_a_database_and_see_nothing_of_each_other(place):
+    if place.url.startswith("memory:"):
+        # Each system has a broker of its own then, and either relay sends what is in the outbox.
+        pytest.skip("there is no broker to share")
     shared = {"api": {"views": "sql"}}
     async with (
         jobs_on(place, **shared) as media,
