@@ -12,8 +12,8 @@ from penstock import PubSub
 from tests.support.processes import Running, page
 from tests.support.servers import NatsServer
 
-APP = """
-import asyncio, os
+APP = '''
+import asyncio, os, sys
 import msgspec
 from penstock import App
 
@@ -22,12 +22,17 @@ class Order(msgspec.Struct):
 
 app = App("nats://nobody.invalid")
 
+def say(line):
+    """In one write, so that the lines of two processes do not mix in their pipe."""
+    sys.stdout.write(line + "\\n")
+    sys.stdout.flush()
+
 @app.subscriber("orders", "{name}")
 async def bill(order: Order) -> None:
-    print("began", order.id, "in", os.getpid())
+    say(f"began {{order.id}} in {{os.getpid()}}")
     await asyncio.sleep(order.id)
-    print("done", order.id, "{word}")
-"""
+    say(f"done {{order.id}} {word}")
+'''
 
 
 @pytest.fixture(scope="module")
