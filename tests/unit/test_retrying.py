@@ -48,9 +48,7 @@ async def test_attempts_count_the_first():
 async def test_no_attempt_begins_after_the_time_is_up():
     began = asyncio.get_running_loop().time()
     with pytest.raises(UnavailableError):
-        await retry(
-            async_call(failing(10**6)), Persistence(backoff=STEADY.backoff, within=20.0)
-        )
+        await retry(async_call(failing(10**6)), Persistence(backoff=STEADY.backoff, within=20.0))
     assert asyncio.get_running_loop().time() - began <= 20.0
 
 

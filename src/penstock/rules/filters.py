@@ -6,8 +6,8 @@
     hasPrefix(attributes.key, "prefix")
     NOT term    -term    a AND b    a OR b    (a OR b) AND c
 
-Operators are upper case, a key that is not an identifier is quoted, and AND and OR mix only with
-parentheses. A filter has at most 256 bytes.
+Operators are upper case, a key that has more than letters, digits, hyphens and underscores is
+quoted, and AND and OR mix only with parentheses. A filter has at most 256 bytes.
 """
 
 from __future__ import annotations
@@ -95,11 +95,23 @@ class _Token(NamedTuple):
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+)
       | (?P<string>"(?:[^"\\]|\\.)*")
-      | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<word>[A-Za-z0-9_]+)
       | (?P<symbol>!=|[=.:,()\-])""",
     re.VERBOSE | re.DOTALL,
 )
-_ESCAPE = re.compile(r"\\(?:(?P<plain>[\"\\'])|u(?P<hex>[0-9A-Fa-f]{4}))")
+_ESCAPE = re.compile(
+    r"""\\(?:(?P<plain>["\\'])
+      | x(?P<byte>[0-9A-Fa-f]{2})
+      | u(?P<short>[0-9A-Fa-f]{4})
+      | U(?P<long>00(?:0[0-9A-Fa-f]|10)[0-9A-Fa-f]{4})
+      | (?P<octal>[0-3][0-7]{2}))""",
+    re.VERBOSE,
+)
+
+
+def _character(escape: re.Match[str]) -> str:
+    kind = escape.lastgroup or ""
+    return escape[kind] if kind == "plain" else chr(int(escape[kind], 8 if kind == "octal" else 16))
 
 
 class _Parser:
@@ -176,12 +188,18 @@ class _Parser:
         return test if equal else Not(test)
 
     def key(self) -> str:
-        if self.now.kind == "word":
-            return self.take().text
         if self.now.kind == "string":
             return self.string()
-        self.fail(f"expected an attribute key, found {self.now}")
-        return None
+        if not self._in_key(self.now):
+            self.fail(f"expected an attribute key, found {self.now}")
+        key, end = "", self.now.column
+        while self._in_key(self.now) and self.now.column == end:
+            key += self.now.text
+            end += len(self.take().text)
+        return key
+
+    def _in_key(self, token: _Token) -> bool:
+        return token.kind == "word" or token.text == "-"
 
     def string(self) -> str:
         if self.now.kind != "string":
@@ -196,8 +214,7 @@ class _Parser:
                 raise FilterError(
                     'unknown escape; use \\", \\\\ or \\u and four digits', self.text, column
                 )
-            plain, code = escape["plain"], escape["hex"]
-            parts += [inner[at:slash], plain or chr(int(code, 16))]
+            parts += [inner[at:slash], _character(escape)]
             at = escape.end()
         return "".join([*parts, inner[at:]])
 
