@@ -9,19 +9,31 @@ from penstock.errors import InvalidArgumentError
 from penstock.message import check_ack_deadline
 
 DAY = 86_400.0
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9\-._~+%]{2,254}")
+_NAME = re.compile(
+    r"(?:[A-Za-z0-9][A-Za-z0-9.:_\-]{0,62}/)?(?!goog)[A-Za-z][A-Za-z0-9\-._~+%]{2,254}"
+)
 
 
 def check_name(kind: str, name: object) -> str:
-    """`name` if Google Pub/Sub would take it for a `kind`, else `InvalidArgumentError`."""
+    """`name` if Google Pub/Sub would take it for a `kind`, else `InvalidArgumentError`.
+
+    What belongs to another project than the broker's own is written `project/name`.
+    """
     if not isinstance(name, str):
         raise InvalidArgumentError(f"{kind} name must be text, not {type(name).__name__}")
-    if not _NAME.fullmatch(name) or name.startswith("goog"):
+    if not _NAME.fullmatch(name):
         raise InvalidArgumentError(
             f"{kind} name {name!r} is not allowed: 3 to 255 characters, a letter first, then "
-            "letters, digits or any of - . _ ~ + %, and not starting with 'goog'"
+            "letters, digits or any of - . _ ~ + %, and not starting with 'goog'; "
+            "project/name for what is in another project"
         )
     return name
+
+
+def split_name(name: str, own_project: str) -> tuple[str, str]:
+    """The project a checked name belongs to, and what it is called there."""
+    project, _, within = name.rpartition("/")
+    return project or own_project, within
 
 
 def check_duration(what: str, seconds: float, least: float, most: float) -> None:

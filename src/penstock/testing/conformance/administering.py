@@ -45,6 +45,18 @@ class Administering:
             await scene.pull(sub)
         assert not await topic.exists() and not await sub.exists()
 
+    @behaviour()
+    async def test_another_project_has_names_of_its_own(self, scene: Scene) -> None:
+        topic, sub = await scene.pair()
+        other = await scene.made(scene.pubsub.topic(f"project-two/{topic.name}"))
+        across = await scene.made(topic.subscription(f"project-two/{sub.name}"))
+        await other.publish_message(b"theirs")
+        await topic.publish_message(b"ours")
+        assert {topic.name, other.name} <= set(await scene.pubsub.topics())
+        assert set((await topic.describe()).subscriptions) == {sub.name, across.name}
+        assert [d.record.data for d in await scene.pull(sub)] == [b"ours"]
+        assert [d.record.data for d in await scene.pull(across)] == [b"ours"]
+
     @behaviour("backlog")
     async def test_the_backlog_counts_what_is_not_acked(self, scene: Scene) -> None:
         topic, sub = await scene.pair()
