@@ -137,7 +137,8 @@ class SubscriptionConfig:
     """What the broker knows of a subscription.
 
     `message_retention`: seconds an unacked message is kept (default 7 days), and an acked one
-    too when `retain_acked_messages` is set, for `seek`.
+    too when `retain_acked_messages` is set, for `seek`. `expires_after`: seconds without a
+    subscriber after which the broker deletes it (None: never).
     """
 
     name: str
@@ -150,6 +151,7 @@ class SubscriptionConfig:
     retry_policy: RetryPolicy | None = None
     retain_acked_messages: bool = False
     message_retention: float = 7 * DAY
+    expires_after: float | None = None
     push: PushDelivery | None = None
 
     def __post_init__(self) -> None:
@@ -161,6 +163,8 @@ class SubscriptionConfig:
                 f"({self.name!r})"
             )
         check_duration("message_retention", self.message_retention, 0.001, 31 * DAY)
+        if self.expires_after is not None:
+            check_duration("expires_after", self.expires_after, 1, 3650 * DAY)
         for option, kind in (
             ("filter", str),
             ("dead_letter_policy", DeadLetterPolicy | None),
@@ -174,4 +178,13 @@ class SubscriptionConfig:
             if not isinstance(value, kind):
                 raise InvalidArgumentError(
                     f"{option} of subscription {self.name!r} cannot be a {type(value).__name__}"
+                )
+
+    def check_change(self, to: SubscriptionConfig) -> None:
+        """What a subscription is made with and keeps."""
+        for option in ("topic", "filter", "message_ordering", "push"):
+            if getattr(self, option) != getattr(to, option):
+                raise InvalidArgumentError(
+                    f"{option} of subscription {self.name!r} cannot be changed; delete the "
+                    "subscription and create it again"
                 )

@@ -52,6 +52,8 @@ class NatsBroker:
         push=True,
         expectations=True,
         ttl=True,
+        updates=True,
+        expiration=True,
         seek=True,
         replay=True,
         backlog=True,
