@@ -151,6 +151,9 @@ class Broker(Protocol):
     """Moves messages. Every method may raise `PenstockError`; `retryable` says what is worth
     trying again, above the port."""
 
+    project: str
+    """Whose names go without `project/`; dead letters say which project they came from."""
+
     @property
     def capabilities(self) -> Capabilities: ...
     @property

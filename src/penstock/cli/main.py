@@ -14,6 +14,7 @@ def main() -> None:
         import typer
     except ImportError:
         sys.exit("The penstock command needs its extra: pip install 'penstock[cli,local]'")
+    from penstock.cli.emulator import emulator
     from penstock.cli.server import server
     from penstock.errors import PenstockError
 
@@ -24,7 +25,10 @@ def main() -> None:
         pretty_exceptions_enable=False,
     )
     app.add_typer(server, name="server")
-    _add_jobs(app)
+    app.command("emulator")(emulator)
+    # It is to be ready in a fraction of the second that the packages of jobs take to load.
+    if sys.argv[1:2] != ["emulator"]:
+        _add_jobs(app)
     try:
         app()
     except PenstockError as error:

@@ -4,13 +4,22 @@
 `penstock.testing.conformance` holds the behaviours every broker must show.
 """
 
-from penstock.testing.clock import VirtualClock, VirtualTimeLoop, run_real, run_virtual
+from penstock.testing.clock import (
+    HastyLoop,
+    VirtualClock,
+    VirtualTimeLoop,
+    run_hasty,
+    run_real,
+    run_virtual,
+)
 from penstock.testing.waiting import eventually, settled
 
 __all__ = [
+    "HastyLoop",
     "VirtualClock",
     "VirtualTimeLoop",
     "eventually",
+    "run_hasty",
     "run_real",
     "run_virtual",
     "settled",

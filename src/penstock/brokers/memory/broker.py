@@ -50,7 +50,7 @@ class MemoryBroker:
 
     def __init__(self, clock: Clock | None = None, *, project: str = "penstock") -> None:
         self._clock = clock or Clock()
-        self._project = project
+        self.project = project
         self._registry = Registry()
         self._ack_ids = itertools.count(1)
         self._turn = 0
@@ -95,7 +95,7 @@ class MemoryBroker:
         if not topic:
             return False
         published = PreciseTime.from_ns(record.publish_time_ns)
-        project, name = split_name(config.name, self._project)
+        project, name = split_name(config.name, self.project)
         source = {
             "CloudPubSubDeadLetterSourceDeliveryCount": str(attempt),
             "CloudPubSubDeadLetterSourceSubscription": name,

@@ -60,6 +60,7 @@ class NatsBroker:
     )
 
     def __init__(self, connection: Connection, clock: Clock) -> None:
+        self.project = "penstock"
         self._connection = connection
         self._clock = clock
         self._catalogue = Catalogue(connection)
@@ -205,7 +206,7 @@ class NatsBroker:
         policy = config.dead_letter_policy
         if policy is None:
             return False
-        project, name = split_name(config.name, "penstock")
+        project, name = split_name(config.name, self.project)
         source = {
             f"{_DEAD}DeliveryCount": str(delivered),
             f"{_DEAD}Subscription": name,
