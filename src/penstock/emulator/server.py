@@ -10,12 +10,14 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from penstock.broker import Broker
 from penstock.clock import Clock
 from penstock.connect import connect
 from penstock.emulator.backend import Backend
 from penstock.emulator.iam import IamPolicy
+from penstock.emulator.introspection import add_health, add_reflection
 from penstock.emulator.names import Names
 from penstock.emulator.publisher import Publisher
 from penstock.emulator.pushing.pushers import Pushers
@@ -29,7 +31,7 @@ from penstock.emulator.schemas.topics import TopicSchemas
 from penstock.emulator.snapshots import Snapshots
 from penstock.emulator.store import Store
 from penstock.emulator.subscriptions import Subscriptions
-from penstock.errors import InternalError, PenstockError, UnavailableError
+from penstock.errors import InternalError, InvalidArgumentError, PenstockError, UnavailableError
 from penstock.googlepubsub.calls import IAM, PUBLISHER, RPCS, SCHEMAS, SUBSCRIBER, Rpc, Travel
 from penstock.googlepubsub.messages import Topic
 
@@ -103,6 +105,8 @@ class Emulator:
         self._pushers = Pushers(backend, Tokens(self._clock))
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers(_handlers(_services(backend, self._pushers)))
+        await add_health(self._server)
+        add_reflection(self._server)
         try:
             self.port = self._server.add_insecure_port(self.address)
         except RuntimeError as error:
@@ -159,21 +163,23 @@ def _handlers(services: dict[str, tuple[object, ...]]) -> tuple[Any, ...]:
 
 
 def _handler(rpc: Rpc, serve: Callable[..., Awaitable[Any]]) -> Any:
-    async def unary(request: Any, context: Any) -> Any:
+    """Requests are read here, so that what cannot be read is answered like any other mistake."""
+
+    async def unary(request: bytes, context: Any) -> Any:
         try:
-            return await serve(request)
+            return await serve(_read(rpc, request))
         except Exception as error:
             await _abort(rpc, error, context)
 
-    async def waiting(request: Any, context: Any) -> Any:
+    async def waiting(request: bytes, context: Any) -> Any:
         try:
-            return await serve(request, context.time_remaining())
+            return await serve(_read(rpc, request), context.time_remaining())
         except Exception as error:
             await _abort(rpc, error, context)
 
-    async def stream(requests: AsyncIterator[Any], context: Any) -> None:
+    async def stream(requests: AsyncIterator[bytes], context: Any) -> None:
         try:
-            await serve(requests, context)
+            await serve((_read(rpc, request) async for request in requests), context)
         except Exception as error:
             await _abort(rpc, error, context)
 
@@ -182,11 +188,16 @@ def _handler(rpc: Rpc, serve: Callable[..., Awaitable[Any]]) -> Any:
         Travel.WAITING: (grpc.unary_unary_rpc_method_handler, waiting),
         Travel.STREAM: (grpc.stream_stream_rpc_method_handler, stream),
     }[rpc.travel]
-    return make(
-        function,
-        request_deserializer=rpc.request.FromString,
-        response_serializer=rpc.response.SerializeToString,
-    )
+    return make(function, response_serializer=rpc.response.SerializeToString)
+
+
+def _read(rpc: Rpc, request: bytes) -> Any:
+    try:
+        return rpc.request.FromString(request)
+    except DecodeError:
+        raise InvalidArgumentError(
+            f"The request of {rpc.name} is not a {rpc.request.DESCRIPTOR.full_name}"
+        ) from None
 
 
 async def _abort(rpc: Rpc, error: Exception, context: Any) -> None:
