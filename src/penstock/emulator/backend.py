@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.broker import Broker
@@ -11,8 +13,8 @@ from penstock.clock import Clock
 from penstock.config import SubscriptionConfig
 from penstock.emulator.acks import AckIds
 from penstock.emulator.desks import Desk
-from penstock.emulator.names import Names
 from penstock.emulator.store import Store
+from penstock.googlepubsub.names import Names
 
 
 class Backend:
@@ -51,6 +53,17 @@ class Backend:
 
     def keep(self, resource: str, message: Any) -> None:
         self.store.put(resource, message.SerializeToString(deterministic=True))
+
+    @asynccontextmanager
+    async def creating(self, resource: str, message: Any) -> AsyncIterator[None]:
+        """Keep what is beside the broker first: what is created is then complete, whenever we
+        end. What is not created leaves nothing."""
+        self.keep(resource, message)
+        try:
+            yield
+        except BaseException:
+            self.store.drop(resource)
+            raise
 
     def forget(self, resource: str) -> None:
         """A resource is gone, and who may do what with it."""

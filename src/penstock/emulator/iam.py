@@ -9,9 +9,9 @@ from google.iam.v1 import iam_policy_pb2
 from google.iam.v1.policy_pb2 import Policy
 
 from penstock.emulator.backend import Backend, policy_key
-from penstock.emulator.names import SCHEMAS, SNAPSHOTS, SUBSCRIPTIONS, TOPICS
 from penstock.emulator.refusals import ResourceNotFoundError
 from penstock.emulator.schemas.revisions import Revisions
+from penstock.googlepubsub.names import SCHEMAS, SNAPSHOTS, SUBSCRIPTIONS, TOPICS
 
 _Tested = iam_policy_pb2.TestIamPermissionsResponse
 

@@ -7,13 +7,14 @@ from typing import Any
 from penstock.broker import TopicStatus
 from penstock.emulator.backend import Backend
 from penstock.emulator.messages import check_publish, drafts_of
-from penstock.emulator.names import SNAPSHOTS, SUBSCRIPTIONS, TOPICS
 from penstock.emulator.pages import page_of
 from penstock.emulator.refusals import already_exists
-from penstock.emulator.resources import merged, topic_config, topic_of
+from penstock.emulator.resources import merged, topic_of
 from penstock.emulator.schemas.topics import TopicSchemas
 from penstock.errors import AlreadyExistsError, NotFoundError
 from penstock.googlepubsub.messages import Empty, PublishResponse, Topic, message
+from penstock.googlepubsub.names import SNAPSHOTS, SUBSCRIPTIONS, TOPICS
+from penstock.googlepubsub.resources import read_topic
 from penstock.message import PublishFault
 
 _Listed = message("ListTopicsResponse")
@@ -30,13 +31,14 @@ class Publisher:
         self._schemas = schemas
 
     async def create_topic(self, topic: Any) -> Any:
-        config = topic_config(topic, self._names)
+        config = read_topic(topic, self._names)
         self._schemas.check(topic)
         async with self._backend.changing:
             if await self._exists(config.name):
                 raise AlreadyExistsError(already_exists(topic.name.rpartition("/")[2]))
-            self._keep(topic)
-            await self._admin.create_topic(config)
+            async with self._backend.creating(topic.name, topic):
+                await self._admin.create_topic(config)
+        self._schemas.forget(topic.name)
         return await self._described(config.name)
 
     async def update_topic(self, request: Any) -> Any:
@@ -44,10 +46,11 @@ class Publisher:
         status = await self._admin.describe_topic(name)
         topic = merged(self._of(status), request.topic, request.update_mask)
         self._schemas.check(topic)
-        config = topic_config(topic, self._names, status.config)
+        config = read_topic(topic, self._names, status.config)
         if config != status.config:
             await self._admin.update_topic(config)
-        self._keep(topic)
+        self._backend.keep(topic.name, topic)
+        self._schemas.forget(topic.name)
         return await self._described(name)
 
     async def publish(self, request: Any) -> Any:
@@ -111,7 +114,3 @@ class Publisher:
         topic = topic_of(status, self._backend.kept(Topic, resource), self._names)
         self._schemas.show(topic)
         return topic
-
-    def _keep(self, topic: Any) -> None:
-        self._backend.keep(topic.name, topic)
-        self._schemas.forget(topic.name)

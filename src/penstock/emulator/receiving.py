@@ -10,7 +10,6 @@ from penstock.emulator.acks import refuse, settle
 from penstock.emulator.backend import Backend
 from penstock.emulator.desks import Desk
 from penstock.emulator.messages import MAX_MESSAGES, write_received
-from penstock.emulator.names import SUBSCRIPTIONS
 from penstock.emulator.streaming import Context, Stream
 from penstock.errors import (
     FailedPreconditionError,
@@ -18,6 +17,7 @@ from penstock.errors import (
     TopicNotFoundError,
 )
 from penstock.googlepubsub.messages import Empty, PullResponse
+from penstock.googlepubsub.names import SUBSCRIPTIONS
 from penstock.message import Delivery
 
 # An empty answer after a while tells more than a deadline that passed; it has to be on its way

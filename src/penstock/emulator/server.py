@@ -18,7 +18,6 @@ from penstock.connect import connect
 from penstock.emulator.backend import Backend
 from penstock.emulator.iam import IamPolicy
 from penstock.emulator.introspection import add_health, add_reflection
-from penstock.emulator.names import Names
 from penstock.emulator.publisher import Publisher
 from penstock.emulator.pushing.pushers import Pushers
 from penstock.emulator.pushing.tokens import Tokens
@@ -34,6 +33,7 @@ from penstock.emulator.subscriptions import Subscriptions
 from penstock.errors import InternalError, InvalidArgumentError, PenstockError, UnavailableError
 from penstock.googlepubsub.calls import IAM, PUBLISHER, RPCS, SCHEMAS, SUBSCRIBER, Rpc, Travel
 from penstock.googlepubsub.messages import Topic
+from penstock.googlepubsub.names import Names
 
 _LOOPBACK = "127.0.0.1"
 # Requests over Google's limit are to be refused by name, not by a broken stream.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.emulator.backend import Backend
-from penstock.emulator.names import DELETED_TOPIC, SNAPSHOTS, SUBSCRIPTIONS, TOPICS
 from penstock.emulator.pages import page_of
 from penstock.emulator.refusals import already_exists
-from penstock.emulator.resources import merged, moment_of, time_of
+from penstock.emulator.resources import merged
 from penstock.errors import AlreadyExistsError, InvalidArgumentError
 from penstock.googlepubsub.messages import Empty, Snapshot, message
+from penstock.googlepubsub.names import DELETED_TOPIC, SNAPSHOTS, SUBSCRIPTIONS, TOPICS
+from penstock.googlepubsub.resources import moment_of, write_time
 
 _Listed = message("ListSnapshotsResponse")
 _Sought = message("SeekResponse")
@@ -83,5 +84,5 @@ class Snapshots:
         snapshot.topic = (
             DELETED_TOPIC if status.topic_deleted else self._names.resource(TOPICS, status.topic)
         )
-        time_of(status.expires.timestamp_ns(), snapshot.expire_time)
+        write_time(snapshot.expire_time, status.expires.timestamp_ns())
         return snapshot

@@ -8,12 +8,14 @@ from typing import Any, Protocol
 from penstock.broker import SubscriptionStatus
 from penstock.config import TopicConfig
 from penstock.emulator.backend import Backend
-from penstock.emulator.names import SUBSCRIPTIONS
 from penstock.emulator.pages import page_of
 from penstock.emulator.refusals import already_exists
-from penstock.emulator.resources import merged, subscription_config, subscription_of
+from penstock.emulator.resources import merged, subscription_of
 from penstock.errors import AlreadyExistsError, NotFoundError
 from penstock.googlepubsub.messages import Empty, FieldMask, Subscription, message
+from penstock.googlepubsub.names import SUBSCRIPTIONS
+from penstock.googlepubsub.resources import read_subscription
+from penstock.rules.filters import parse_filter
 
 _Listed = message("ListSubscriptionsResponse")
 
@@ -36,13 +38,15 @@ class Subscriptions:
         self._push = push
 
     async def create_subscription(self, subscription: Any) -> Any:
-        config = subscription_config(subscription, self._names)
+        config = read_subscription(subscription, self._names)
+        if config.filter:
+            parse_filter(config.filter)
         await self._push.check(subscription.push_config)
         async with self._backend.changing:
             if await self._exists(config.name):
                 raise AlreadyExistsError(already_exists(subscription.name.rpartition("/")[2]))
-            self._backend.keep(subscription.name, subscription)
-            await self._admin.create_subscription(config)
+            async with self._backend.creating(subscription.name, subscription):
+                await self._admin.create_subscription(config)
         await self._push.follow(config.name, subscription.push_config)
         return await self._described(config.name)
 
@@ -62,7 +66,7 @@ class Subscriptions:
     async def _update(self, name: str, wanted: Any, mask: Any) -> Any:
         status = await self._admin.describe_subscription(name)
         subscription = merged(await self._of(status), wanted, mask)
-        config = subscription_config(subscription, self._names, status.config)
+        config = read_subscription(subscription, self._names, status.config)
         await self._push.check(subscription.push_config)
         if config != status.config:
             await self._admin.update_subscription(config)

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 
 from penstock.emulator.backend import Backend
-from penstock.emulator.names import SUBSCRIPTIONS
 from penstock.emulator.pushing.requests import ACKING, request_of
 from penstock.emulator.pushing.tokens import Tokens
 from penstock.errors import NotFoundError, PenstockError, TopicNotFoundError
+from penstock.googlepubsub.names import SUBSCRIPTIONS
 from penstock.message import Delivery, Settlement, Verb
 from penstock.rules.backoff import Backoff
 

@@ -7,10 +7,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.emulator.backend import Backend
-from penstock.emulator.names import SUBSCRIPTIONS
 from penstock.emulator.pushing.tokens import Tokens
 from penstock.errors import InvalidArgumentError
 from penstock.googlepubsub.messages import PushConfig, Subscription
+from penstock.googlepubsub.names import SUBSCRIPTIONS
 
 
 class Pushers:

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.clock import Clock
-from penstock.emulator.names import SCHEMAS, Names
 from penstock.emulator.refusals import ResourceNotFoundError, already_exists
-from penstock.emulator.resources import time_of
 from penstock.emulator.store import Store
 from penstock.errors import (
     AlreadyExistsError,
@@ -18,6 +16,8 @@ from penstock.errors import (
     ResourceExhaustedError,
 )
 from penstock.googlepubsub.messages import Schema, message
+from penstock.googlepubsub.names import SCHEMAS, Names
+from penstock.googlepubsub.resources import write_time
 
 _Revisions = message("ListSchemaRevisionsResponse")
 _MOST_REVISIONS = 20
@@ -92,7 +92,7 @@ class Revisions:
         added = Schema(
             name=name, type=kind, definition=definition, revision_id=secrets.token_hex(4)
         )
-        time_of(self._clock.time_ns(), added.revision_create_time)
+        write_time(added.revision_create_time, self._clock.time_ns())
         self._save(name, [added, *revisions])
         return added
 

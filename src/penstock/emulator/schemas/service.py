@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.emulator.backend import Backend
-from penstock.emulator.names import SCHEMAS
 from penstock.emulator.pages import page_of
 from penstock.emulator.schemas.definitions import BINARY, JSON, Definitions
 from penstock.emulator.schemas.revisions import Revisions
 from penstock.errors import InvalidArgumentError
 from penstock.googlepubsub.messages import Empty, Schema, message
+from penstock.googlepubsub.names import SCHEMAS
 
 _FULL = 2
 _Listed = message("ListSchemasResponse")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.emulator.names import DELETED_SCHEMA
 from penstock.emulator.refusals import ResourceNotFoundError
 from penstock.emulator.schemas.definitions import BINARY, JSON, Definition, Definitions
 from penstock.emulator.schemas.revisions import Revisions
 from penstock.errors import InvalidArgumentError
 from penstock.googlepubsub.messages import Schema
+from penstock.googlepubsub.names import DELETED_SCHEMA
 
 _ENCODINGS = {JSON: "JSON", BINARY: "BINARY"}
 
