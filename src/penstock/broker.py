@@ -35,6 +35,8 @@ class Capabilities:
     """It hands over one message of an ordering key at a time."""
     filters: bool = False
     dead_letters: bool = False
+    least_delivery_attempts: int = 1
+    """The smallest `max_delivery_attempts` that a dead-letter policy may have."""
     retry_policy: bool = False
     delayed_nack: bool = False
     sets_deadlines: bool = False
@@ -65,14 +67,14 @@ class TopicStatus:
     config: TopicConfig
     subscriptions: tuple[str, ...]
     published: int
-    """Messages ever stored; also the last sequence."""
+    """Messages ever stored; also the last sequence. -1: the broker does not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubscriptionStatus:
     config: SubscriptionConfig
     backlog: int
-    """Messages not yet acked, on loan or not."""
+    """Messages not yet acked, on loan or not. -1: the broker does not say."""
     leased: int
     """Of those, how many are on loan to subscribers."""
     oldest_age: float

@@ -42,6 +42,7 @@ async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Brok
     memory://                inside this process
     local://DIR              a NATS server of our own, durable in DIR, shared by all who open it
     nats://HOST[:PORT]       NATS JetStream; tls:// with TLS
+    pubsub://PROJECT         Google Pub/Sub, or the emulator at PUBSUB_EMULATOR_HOST
     SCHEME://…               whatever was registered for SCHEME
     """
     return await broker_kind(url).open(url, clock or Clock())
@@ -139,9 +140,20 @@ async def _nats(url: str, clock: Clock) -> Broker:
     return await NatsBroker.connect(url, clock)
 
 
+async def _google(url: str, clock: Clock) -> Broker:
+    try:
+        from penstock.brokers.google import GoogleBroker
+    except ImportError as error:
+        raise InvalidArgumentError(
+            f"pubsub:// needs {error.name}: pip install 'penstock[google]'"
+        ) from error
+    return await GoogleBroker.connect(url, clock)
+
+
 _KINDS = {
     "memory": BrokerKind(_memory),
     "local": BrokerKind(_local),
     "nats": BrokerKind(_nats),
     "tls": BrokerKind(_nats),
+    "pubsub": BrokerKind(_google),
 }

@@ -16,7 +16,7 @@ from penstock.broker import Broker
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.message import AckResponse, Delivery, Settlement, Verb
-from penstock.testing.clock import VirtualClock, run_real, run_virtual
+from penstock.testing.clock import VirtualClock, run_hasty, run_real, run_virtual
 from penstock.testing.waiting import eventually
 
 _numbers = itertools.count(1)
@@ -28,20 +28,27 @@ class Harness:
     """One broker under test.
 
     `virtual` runs the behaviours in virtual time, which only a broker inside this process can
-    follow. `second` is the unit of time they use: longer where the broker is coarse.
+    follow. `second` is the unit of time they use: longer where the broker is coarse. `speed` makes
+    time pass that much faster, for a broker that does the same.
     """
 
-    def __init__(self, url: str, *, virtual: bool = False, second: float = 1.0) -> None:
+    def __init__(
+        self, url: str, *, virtual: bool = False, second: float = 1.0, speed: float = 1.0
+    ) -> None:
         self.url = url
         self.virtual = virtual
+        self.speed = speed
         self.second = second
         self.run_id = secrets.token_hex(3)
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
-        (run_virtual if self.virtual else run_real)(main)
+        if self.speed != 1:
+            run_hasty(main, self.speed)
+        else:
+            (run_virtual if self.virtual else run_real)(main)
 
     def clock(self) -> Clock:
-        return VirtualClock() if self.virtual else Clock()
+        return VirtualClock() if self.virtual or self.speed != 1 else Clock()
 
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:
