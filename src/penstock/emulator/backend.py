@@ -12,6 +12,7 @@ from penstock.broker import Broker
 from penstock.clock import Clock
 from penstock.config import SubscriptionConfig
 from penstock.emulator.acks import AckIds
+from penstock.emulator.completing.passing import PassingOn
 from penstock.emulator.desks import Desk
 from penstock.emulator.store import Store
 from penstock.googlepubsub.names import Names
@@ -43,9 +44,17 @@ class Backend:
         """It is `config` from now on, or gone."""
         self._configs.pop(name, None)
         if config is None:
+            self.loans_ended(name)
             self.desks.pop(name, None)
         elif name in self.desks:
             self.desks[name].config = config
+
+    def loans_ended(self, subscription: str) -> None:
+        """Nothing that was lent of it is anybody's any more."""
+        if subscription in self.desks:
+            self.desks[subscription].all_ended()
+        if isinstance(self.broker, PassingOn):
+            self.broker.forget(subscription)
 
     def kept(self, kind: type[Any], resource: str) -> Any:
         """What is kept of a resource beside the broker; empty when nothing is."""

@@ -16,6 +16,8 @@ from penstock.broker import Broker
 from penstock.clock import Clock
 from penstock.connect import connect
 from penstock.emulator.backend import Backend
+from penstock.emulator.completing import completed
+from penstock.emulator.completing.passing import PassingOn
 from penstock.emulator.iam import IamPolicy
 from penstock.emulator.introspection import add_health, add_reflection
 from penstock.emulator.publisher import Publisher
@@ -100,6 +102,7 @@ class Emulator:
         else:
             self._broker = self._given
         self._broker.project = self._names.project
+        self._broker = completed(self._broker, self._clock)
         file = self._folder / "emulator" if self._folder is not None else None
         backend = Backend(self._broker, self._names, Store(file), self._clock)
         self._pushers = Pushers(backend, Tokens(self._clock))
@@ -127,6 +130,8 @@ class Emulator:
         broker, self._broker = self._broker, None
         if broker is not None and isinstance(self._given, str):
             await broker.aclose()
+        elif isinstance(broker, PassingOn):
+            await broker.stop()
 
 
 def _services(backend: Backend, pushers: Pushers) -> dict[str, tuple[object, ...]]:

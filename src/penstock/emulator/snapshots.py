@@ -69,8 +69,7 @@ class Snapshots:
                 )
             case _:
                 raise InvalidArgumentError("Seek needs a target: either time or snapshot")
-        if name in self._backend.desks:
-            self._backend.desks[name].all_ended()
+        self._backend.loans_ended(name)
         return _Sought()
 
     def _name(self, request: Any) -> str:

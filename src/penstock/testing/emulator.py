@@ -7,6 +7,7 @@ import threading
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.clock import Clock
 from penstock.emulator import Emulator
 from penstock.testing.clock import HastyLoop, VirtualClock
 
@@ -57,8 +58,9 @@ class EmulatorInThread:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         # With real time the wall's clock is right; with any other it has to follow.
-        clock = None if self._speed == 1 else VirtualClock()
-        async with Emulator(project=self.project, clock=clock, **self._options) as emulator:
+        clock = Clock() if self._speed == 1 else VirtualClock()
+        options = {"project": self.project, "clock": clock, **self._options}
+        async with Emulator(**options) as emulator:
             self.address = emulator.address
             self._ready.set()
             await self._stop.wait()

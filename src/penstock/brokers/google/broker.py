@@ -77,8 +77,9 @@ class GoogleBroker:
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
         answers = await self._publishing.publish(topic, drafts)
-        if len(answers) == 1 and isinstance(answers[0], PublishFault):
-            raise answers[0].error
+        errors = {answer.error for answer in answers if isinstance(answer, PublishFault)}
+        if len(errors) == 1 and not any(isinstance(answer, Receipt) for answer in answers):
+            raise errors.pop()  # It is about the topic, not about any of them.
         return answers
 
     async def pull(

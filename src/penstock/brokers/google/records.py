@@ -1,7 +1,7 @@
 """Messages between our form and Google's.
 
 Google gives messages ids of its own, has no subjects, and refuses a message with neither data nor
-attributes. What it cannot carry goes with the message in attributes that begin with `penstock-`.
+attributes. What it cannot carry goes with the message in attributes that begin with `x-penstock-`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from penstock.clock import NS
 from penstock.errors import InvalidArgumentError, PenstockError, UnimplementedError
 from penstock.message import Draft, Record
 
-_RESERVED = "penstock-"
-_ID, _SUBJECT, _EMPTY = "penstock-id", "penstock-subject", "penstock-empty"
+_RESERVED = "x-penstock-"
+_ID, _SUBJECT, _EMPTY = "x-penstock-id", "x-penstock-subject", "x-penstock-empty"
 # Field tags and lengths of a message and its attributes, at most.
 _FRAME = 64
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -29,15 +36,23 @@ class Harness:
 
     `virtual` runs the behaviours in virtual time, which only a broker inside this process can
     follow. `second` is the unit of time they use: longer where the broker is coarse. `speed` makes
-    time pass that much faster, for a broker that does the same.
+    time pass that much faster, for a broker that does the same. `lacks`: capabilities that an
+    adapter claims and the server behind it does not have.
     """
 
     def __init__(
-        self, url: str, *, virtual: bool = False, second: float = 1.0, speed: float = 1.0
+        self,
+        url: str,
+        *,
+        virtual: bool = False,
+        second: float = 1.0,
+        speed: float = 1.0,
+        lacks: Collection[str] = (),
     ) -> None:
         self.url = url
         self.virtual = virtual
         self.speed = speed
+        self.lacks = lacks
         self.second = second
         self.run_id = secrets.token_hex(3)
 
@@ -153,7 +168,11 @@ def behaviour(*needs: str) -> Callable[[Behaviour], Callable[[Any, Harness], Non
         async def main(self: object, harness: Harness) -> None:
             async with harness.scene() as scene:
                 capabilities = scene.broker.capabilities
-                missing = [need for need in needs if not getattr(capabilities, need)]
+                missing = [
+                    need
+                    for need in needs
+                    if need in harness.lacks or not getattr(capabilities, need)
+                ]
                 if missing:
                     pytest.skip(f"the broker does not claim {', '.join(missing)}")
                 await test(self, scene)

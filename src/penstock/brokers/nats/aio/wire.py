@@ -203,7 +203,9 @@ class Wire:
         self._sinks[sid] = sink
         # nats-py sends this in its own time; our writes must not overtake it.
         try:
-            await self._client.flush()
+            # Whoever is cancelled here must not take nats-py's own wait along: the answer would
+            # find it cancelled, and end the connection.
+            await asyncio.shield(self._client.flush())
         except (nats.errors.Error, TimeoutError) as error:
             raise UnavailableError(f"Lost the connection to the NATS server: {error}") from error
 
