@@ -21,8 +21,11 @@ _PARKED = 600.0
 # Of those, at most so many: a single busy key must not bring the whole backlog here.
 _MOST_PARKED = 1000
 _SLACK = 30.0
+_FIRST_BYTES = 2**28
 # How long a pull may outlive those who asked for it.
 _WAIT = 2.0
+# Whoever does not wait at all still gets what the broker has.
+_AT_LEAST = 0.25
 
 
 class KeptOrder(PassingOn):
@@ -74,10 +77,8 @@ class KeptOrder(PassingOn):
             queue = None
             if status.config.message_ordering:
                 queue = OrderedQueue(self.broker, status.config, self._clock)  # type: ignore[arg-type]
-                if status.leased:
-                    # Lent before we began: the broker brings it back before it goes on, if we
-                    # let it.
-                    queue.begins_at = self._clock.monotonic() + status.config.ack_deadline
+                if status.leased > 0:
+                    queue.begin_after(status.leased)
             self._queues.setdefault(subscription, queue)
         return self._queues[subscription]
 
@@ -91,7 +92,8 @@ class OrderedQueue:
     """One ordered subscription: what may be handed over, and what waits for its turn."""
 
     def __init__(self, broker: KeptDeadlines, config: SubscriptionConfig, clock: Clock) -> None:
-        self.begins_at = clock.monotonic()
+        self._begins_at = clock.monotonic()
+        self._lent_before = 0
         self._broker = broker
         self._config = config
         self._clock = clock
@@ -102,8 +104,15 @@ class OrderedQueue:
         self._fetching: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
+    def begin_after(self, lent: int) -> None:
+        """So many were lent before we began, by an emulator that died. The broker brings them back
+        when their deadlines have passed, in whatever order that is: nobody is given anything
+        before all of them are here."""
+        self._begins_at = self._clock.monotonic() + self._config.ack_deadline
+        self._lent_before = lent
+
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Delivery]:
-        until = self._clock.monotonic() + wait
+        until = self._clock.monotonic() + max(wait, _AT_LEAST)
         while True:
             taken = await self._take(max_messages, max_bytes)
             remaining = until - self._clock.monotonic()
@@ -141,14 +150,27 @@ class OrderedQueue:
             self._fetching.add_done_callback(self._on_fetched)
 
     async def _fetched(self, max_messages: int, max_bytes: int) -> None:
-        early = self.begins_at - self._clock.monotonic()
-        if early > 0:
-            await asyncio.sleep(early)
-        await self._arrived(
-            await self._broker.pull(
-                self._config.name, max_messages=max_messages, max_bytes=max_bytes, wait=_WAIT
-            )
+        if self._lent_before:
+            await self._arrived(await self._returned())
+        name = self._config.name
+        pulled = await self._broker.pull(
+            name, max_messages=max_messages, max_bytes=max_bytes, wait=_WAIT
         )
+        await self._arrived(pulled)
+
+    async def _returned(self) -> list[Delivery]:
+        """What was lent before, once its deadlines have passed, and perhaps some that is new."""
+        await asyncio.sleep(max(0.0, self._begins_at - self._clock.monotonic()))
+        back, missing, self._lent_before = list[Delivery](), self._lent_before, 0
+        while missing > 0:
+            more = await self._broker.pull(
+                self._config.name, max_messages=missing, max_bytes=_FIRST_BYTES, wait=_WAIT
+            )
+            if not more:
+                break  # Somebody else has it, or it was acked meanwhile.
+            back += more
+            missing -= sum(delivery.delivery_attempt > 1 for delivery in more)
+        return back
 
     def _on_fetched(self, task: asyncio.Task[None]) -> None:
         self._fetching = None
@@ -162,7 +184,9 @@ class OrderedQueue:
 
     async def _arrived(self, deliveries: Sequence[Delivery]) -> None:
         nobody = cast("Any", None)
-        messages = [Message(delivery, nobody, 0.0) for delivery in deliveries]
+        # What comes back together may come in another order than it went.
+        ordered = sorted(deliveries, key=lambda delivery: delivery.record.sequence)
+        messages = [Message(delivery, nobody, 0.0) for delivery in ordered]
         self._held.update((message.ack_id, message) for message in messages)
         going, parked = self._order.enter(messages)
         self._ready.extend(going)
