@@ -1,47 +1,67 @@
-"""`penstock emulator`: Google Pub/Sub's protocol in front of a broker."""
+"""`penstock emulator`: Google Pub/Sub's protocol in front of a broker.
+
+Made of the standard library alone: tests wait for it, and what the other commands are made of
+takes longer to load than the emulator itself.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from penstock.errors import InvalidArgumentError
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.emulator import Emulator
 
+ABOUT = "Serve Google Pub/Sub's protocol, for any client of it."
 _LOCAL = "local://"
 
 
-def emulator(
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: a free one.")] = 8085,
-    host_port: Annotated[
-        str | None, typer.Option(help="Both at once, as Google's emulator takes them.")
-    ] = None,
-    broker: Annotated[
-        str, typer.Option(help="memory:// forgets; local://DIR keeps everything in a folder.")
-    ] = "memory://",
-    project: Annotated[
-        str, typer.Option(help="The project whose names the broker knows without a prefix.")
-    ] = "penstock",
-) -> None:
-    """Serve Google Pub/Sub's protocol, for any client of it."""
+def emulator(arguments: Sequence[str]) -> None:
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         from penstock.emulator import Emulator
     except ImportError as error:
-        sys.exit(f"The emulator needs {error.name}: pip install 'penstock[cli,emulator,local]'")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    if host_port is not None:
-        host, port = _split(host_port)
-    served = Emulator(broker, host=host, port=port, project=project, folder=_folder(broker))
-    asyncio.run(_serve(served))
+        sys.exit(f"The emulator needs {error.name}: pip install 'penstock[emulator,local]'")
+    host, port = options.host_port or (options.host, options.port)
+    served = Emulator(
+        options.broker,
+        host=host,
+        port=port,
+        project=options.project,
+        folder=_folder(options.broker),
+    )
+    try:
+        asyncio.run(_serve(served))
+    except PenstockError as error:
+        sys.exit(f"penstock: {error}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock emulator", description=ABOUT)
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
+    add("--port", type=_port, default=8085, help="0: a free one (default: %(default)s)")
+    add("--host-port", type=_host_port, help="both at once, as Google's emulator takes them")
+    add(
+        "--broker",
+        default="memory://",
+        help="memory:// forgets; local://DIR keeps everything in a folder (default: %(default)s)",
+    )
+    add(
+        "--project",
+        default="penstock",
+        help="the project whose names the broker knows without a prefix (default: %(default)s)",
+    )
+    return parser
 
 
 async def _serve(served: Emulator) -> None:
@@ -50,16 +70,22 @@ async def _serve(served: Emulator) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with served:
-        typer.echo(f"Server started, listening on {served.port}")
-        typer.echo(f"export PUBSUB_EMULATOR_HOST={served.address}")
+        say = sys.stdout.write
+        say(f"Server started, listening on {served.port}\n")
+        say(f"export PUBSUB_EMULATOR_HOST={served.address}\n")
+        sys.stdout.flush()
         await stop.wait()
 
 
-def _split(host_port: str) -> tuple[str, int]:
-    host, _, port = host_port.rpartition(":")
-    if not port.isdecimal() or int(port) > 65_535:
-        raise InvalidArgumentError(f"--host-port takes HOST:PORT or PORT, not {host_port!r}")
-    return host.strip("[]") or "127.0.0.1", int(port)
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]") or "127.0.0.1", _port(port)
 
 
 def _folder(broker: str) -> Path | None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from penstock.cli.emulator import ABOUT, emulator
+
 if TYPE_CHECKING:
     import typer
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["emulator"]:
+        emulator(sys.argv[2:])
+        return
     try:
         import typer
     except ImportError:
         sys.exit("The penstock command needs its extra: pip install 'penstock[cli,local]'")
-    from penstock.cli.emulator import emulator
     from penstock.cli.server import server
     from penstock.errors import PenstockError
 
@@ -25,10 +29,8 @@ def main() -> None:
         pretty_exceptions_enable=False,
     )
     app.add_typer(server, name="server")
-    app.command("emulator")(emulator)
-    # It is to be ready in a fraction of the second that the packages of jobs take to load.
-    if sys.argv[1:2] != ["emulator"]:
-        _add_jobs(app)
+    app.command("emulator", help=ABOUT)(lambda: None)  # for the list; see above
+    _add_jobs(app)
     try:
         app()
     except PenstockError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from penstock.clock import NS
@@ -11,6 +12,8 @@ from penstock.message import Delivery, Draft
 
 MAX_MESSAGES = 1000
 MAX_REQUEST_BYTES = 10_000_000
+# One for all that have none: a dictionary each is a good part of a small message's memory.
+_NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 
 
 def check_publish(request: Any) -> None:
@@ -35,11 +38,14 @@ def drafts_of(
         for message in messages:
             attributes = message.attributes
             data = message.data
+            if attributes or message.ordering_key:
+                draft = make(data, dict(attributes), message.ordering_key)
+            else:
+                draft = Draft(data, _NO_ATTRIBUTES)
             if not data and not attributes:
                 raise InvalidArgumentError(
                     "a message must contain either non-empty data or at least one attribute"
                 )
-            draft = make(data, dict(attributes) if attributes else None, message.ordering_key)
             if added is not None:
                 attributes = {**draft.attributes, **added[len(drafts)]}
                 draft = Draft(data, attributes, draft.ordering_key)

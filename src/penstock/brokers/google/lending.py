@@ -19,9 +19,10 @@ class Lending:
         self._ends: Deadlines[str] = Deadlines()
 
     def begin(self, deliveries: Sequence[Delivery], now: float) -> None:
-        for delivery in deliveries:
-            self._held[delivery.ack_id] = delivery
-            self._ends.add(now + delivery.ack_deadline, [delivery.ack_id])
+        """They are counted as held until the first of them expires: they came together."""
+        held = {delivery.ack_id: delivery for delivery in deliveries}
+        self._held.update(held)
+        self._ends.add(now + min(d.ack_deadline for d in deliveries), list(held))
 
     def count(self, now: float) -> int:
         for ack_id in self._ends.pop_due(now):

@@ -61,9 +61,10 @@ def write_draft(message: Any, draft: Draft, topic: str) -> None:
 
 def read_record(message: Any, topic: str, sequence: int) -> Record:
     """`sequence`: in the order of arrival, where order matters; Google has none to offer."""
-    attributes = dict(message.attributes)
+    attributes: dict[str, str] = {}
     message_id, subject = message.message_id, topic
-    if attributes:
+    if message.attributes:
+        attributes.update(message.attributes)
         message_id = attributes.pop(_ID, message_id)
         subject = attributes.pop(_SUBJECT, topic)
         attributes.pop(_EMPTY, None)
