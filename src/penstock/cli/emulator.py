@@ -38,6 +38,7 @@ def emulator(arguments: Sequence[str]) -> None:
         port=port,
         project=options.project,
         folder=_folder(options.broker),
+        config=options.config,
     )
     try:
         asyncio.run(_serve(served))
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         default="penstock",
         help="the project whose names the broker knows without a prefix (default: %(default)s)",
     )
+    add("--config", type=Path, help="a TOML file of topics, subscriptions and schemas to make")
     return parser
 
 

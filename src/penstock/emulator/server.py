@@ -25,7 +25,8 @@ class Emulator:
     """Use it with `async with`; `address` is what clients are told, in PUBSUB_EMULATOR_HOST.
 
     `broker` is an address or a broker that is open already, which stays open. `port` 0 takes a
-    free one. `folder`: where labels, policies and schemas are kept across restarts.
+    free one. `folder`: where labels, policies and schemas are kept across restarts. `config`: a
+    TOML file of topics, subscriptions and schemas that are to be there.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Emulator:
         port: int = 0,
         project: str = "penstock",
         folder: Path | None = None,
+        config: Path | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._given = broker
@@ -43,6 +45,7 @@ class Emulator:
         self.port = port
         self._names = Names(project)
         self._folder = folder
+        self._config = config
         self._clock = clock or Clock()
         self._broker: Broker | None = None
         self._services: Services | None = None
@@ -80,6 +83,10 @@ class Emulator:
         self._broker = completed(opened, self._clock)
         file = self._folder / "emulator" if self._folder is not None else None
         self._services = Services(self._broker, self._names, Store(file), self._clock)
+        if self._config is not None:
+            from penstock.emulator.provisioning import provision, read
+
+            await provision(read(self._config), self._names.project, self._services.serve)
         self._front = Front(self._http)
         self._server = await grpc_server(self._services.serve)
         self._server.add_insecure_port(f"unix:{self._front.behind}")
