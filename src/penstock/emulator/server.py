@@ -19,6 +19,8 @@ from penstock.emulator.store import Store
 from penstock.googlepubsub.names import Names
 
 _LOOPBACK = "127.0.0.1"
+# What is just ending may do so by itself; gRPC says it in the log when it is cut short.
+_ENDING = 0.1
 
 
 class Emulator:
@@ -98,7 +100,7 @@ class Emulator:
         """Streams end at once: what their clients have not seen goes back. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
-            await server.stop(grace=None)
+            await server.stop(grace=_ENDING)
         front, self._front = self._front, None
         if front is not None:
             await front.aclose()
