@@ -17,3 +17,12 @@ def google() -> Iterator[Google]:
         clients = Google(emulator.address)
         yield clients
         clients.close()
+
+
+@pytest.fixture
+def unhurried() -> Iterator[Google]:
+    """In the wall's time, for tests where a deadline that passes would be the machine's doing."""
+    with EmulatorInThread(project=PROJECT) as emulator:
+        clients = Google(emulator.address)
+        yield clients
+        clients.close()

@@ -66,8 +66,9 @@ def test_a_call_nobody_knows_is_unimplemented(google):
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_client_that_never_reads_takes_no_more_than_its_buffers(google):
+def test_a_client_that_never_reads_takes_no_more_than_its_buffers(unhurried):
     """Its messages wait in the broker, and others are served."""
+    google = unhurried
     topic, sub = google.pair()
     other = google.subscription(topic)
     for _ in range(40):
