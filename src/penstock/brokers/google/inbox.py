@@ -138,7 +138,7 @@ class Inbox:
         left = max_bytes
         while self._waiting and len(taken) < max_messages:
             since, received = self._waiting[0]
-            size = len(received.message.data)
+            size = _size(received.message)
             if size > left and taken:
                 break
             self._waiting.popleft()
@@ -197,3 +197,9 @@ class Inbox:
         if waiting:
             with suppress(PenstockError):
                 await self._extend([received.ack_id for _, received in waiting], 0)
+
+
+def _size(message: Any) -> int:
+    """As windows count it: data and attributes."""
+    attributes = message.attributes.items()
+    return len(message.data) + sum(len(k.encode()) + len(v.encode()) for k, v in attributes)
