@@ -38,7 +38,7 @@ class GoogleBroker:
     """Google Pub/Sub behind the port.
 
     Delivery attempts are counted by Google only where there is a dead-letter policy; elsewhere
-    every delivery says 1. Ids of our own travel as an attribute: Google does not drop duplicates.
+    every delivery says 0. Ids of our own travel as an attribute: Google does not drop duplicates.
     """
 
     capabilities = Capabilities(

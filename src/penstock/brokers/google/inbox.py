@@ -60,12 +60,18 @@ class Inbox:
             while True:
                 taken = self._take(max_messages, max_bytes)
                 remaining = until - self._clock.monotonic()
-                if taken or remaining <= 0:
+                if taken:
                     return taken
                 if self._error is not None:
                     error, self._error = self._error, None
                     raise error
+                if remaining <= 0 < wait:
+                    return taken
                 self._open_enough()
+                if remaining <= 0:
+                    # Whoever asks again and again must not keep what comes from coming.
+                    await asyncio.sleep(0)
+                    return self._take(max_messages, max_bytes)
                 await self._next_news(remaining)
         finally:
             self._asked -= max_messages
@@ -159,7 +165,7 @@ class Inbox:
         return Delivery(
             read_record(message, self.config.topic, number),
             received.ack_id,
-            received.delivery_attempt or 1,
+            received.delivery_attempt,
             remaining,
         )
 
