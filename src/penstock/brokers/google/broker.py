@@ -16,7 +16,13 @@ from penstock.brokers.google.publishing import Publishing
 from penstock.brokers.google.settling import settle
 from penstock.clock import Clock, PreciseTime
 from penstock.config import SubscriptionConfig, split_name
-from penstock.errors import NotFoundError, PenstockError, PermissionDeniedError, TopicNotFoundError
+from penstock.errors import (
+    ClosedError,
+    NotFoundError,
+    PenstockError,
+    PermissionDeniedError,
+    TopicNotFoundError,
+)
 from penstock.googlepubsub.messages import message
 from penstock.googlepubsub.names import SUBSCRIPTIONS, Names
 from penstock.message import (
@@ -94,7 +100,7 @@ class GoogleBroker:
             deliveries = await inbox.pull(max_messages, max_bytes, wait)
         except PenstockError as error:
             if not error.retryable:
-                await self._forget(subscription)
+                await self._forget(subscription, error)
             raise
         if not deliveries and wait:
             await self._check_topic(subscription, inbox)
@@ -125,7 +131,7 @@ class GoogleBroker:
 
     async def aclose(self) -> None:
         for name in list(self._inboxes):
-            await self._forget(name)
+            await self._forget(name, ClosedError("This Google Pub/Sub broker is closed"))
         await self._publishing.close()
         await self._connection.close()
 
@@ -153,10 +159,10 @@ class GoogleBroker:
                 name=subscription, topic="unknown", ack_deadline=_ASSUMED_DEADLINE
             )
 
-    async def _forget(self, subscription: str) -> None:
+    async def _forget(self, subscription: str, error: PenstockError) -> None:
         inbox = self._inboxes.pop(subscription, None)
         if inbox is not None:
-            await inbox.close()
+            await inbox.close(error)
 
     async def _check_topic(self, subscription: str, inbox: Inbox) -> None:
         """Google says nothing when a topic is deleted: its subscriptions are just quiet."""
@@ -164,8 +170,8 @@ class GoogleBroker:
             status = await self.admin.describe_subscription(subscription)
         except PermissionDeniedError:
             return
-        except NotFoundError:
-            await self._forget(subscription)
+        except NotFoundError as error:
+            await self._forget(subscription, error)
             raise
         if status.topic_deleted and not inbox.lending.count(self._clock.monotonic()):
             raise TopicNotFoundError(

@@ -52,6 +52,7 @@ class Inbox:
         self._streams: dict[asyncio.Task[PenstockError], Stream] = {}
         self._tending: asyncio.Task[None] | None = None
         self._error: PenstockError | None = None
+        self._closed_by: PenstockError | None = None
 
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Delivery]:
         until = self._clock.monotonic() + wait
@@ -62,6 +63,8 @@ class Inbox:
                 remaining = until - self._clock.monotonic()
                 if taken:
                     return taken
+                if self._closed_by is not None:
+                    raise self._closed_by
                 if self._error is not None:
                     error, self._error = self._error, None
                     raise error
@@ -82,8 +85,10 @@ class Inbox:
         """Nothing is under way: it may be forgotten."""
         return not self._streams and not self._waiting and not self._asked
 
-    async def close(self) -> None:
-        """Give back what waits, so that others need not wait for it."""
+    async def close(self, error: PenstockError) -> None:
+        """Give back what waits, so that others need not wait for it; pulls that wait raise."""
+        self._closed_by = error
+        self._news.set()
         tasks = [*self._streams, *([self._tending] if self._tending is not None else [])]
         self._streams.clear()
         self._tending = None
