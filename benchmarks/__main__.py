@@ -9,7 +9,16 @@ import asyncio
 import sys
 from importlib import import_module
 
-PARTS = ("memory_broker", "jetstream", "outbox", "jobs", "transcription", "spark", "pipeline")
+PARTS = (
+    "memory_broker",
+    "jetstream",
+    "google",
+    "outbox",
+    "jobs",
+    "transcription",
+    "spark",
+    "pipeline",
+)
 
 
 async def main(names: list[str]) -> bool:

@@ -20,12 +20,13 @@ from uuid import uuid4
 import msgspec
 
 from penstock import BrokerKind, Capabilities, PenstockError, PubSub, register_broker
-from penstock.broker import SubscriptionStatus, TopicStatus, Unsettled
+from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Unsettled
 from penstock.clock import NS, Clock
 from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.errors import (
     AlreadyExistsError,
     ClosedError,
+    SnapshotNotFoundError,
     SubscriptionNotFoundError,
     TopicNotFoundError,
     UnavailableError,
@@ -75,6 +76,7 @@ class SqliteBroker:
     """`sqlite://FILE`. It is its own `admin`, and has no log to read again."""
 
     name = "SQLite"
+    project = "penstock"
     log = None
     capabilities = Capabilities(
         durable=True,
@@ -261,8 +263,23 @@ class SqliteBroker:
         unsettled = Unsettled(messages=messages, leased=int(leased), oldest_age=age)
         return SubscriptionStatus(config=config, unsettled=unsettled)
 
+    async def update_topic(self, config: TopicConfig) -> None:  # noqa: ARG002
+        _cannot_change()
+
+    async def update_subscription(self, config: SubscriptionConfig) -> None:  # noqa: ARG002
+        _cannot_change()
+
+    async def detach_subscription(self, subscription: str) -> None:  # noqa: ARG002
+        _cannot_change()
+
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:  # noqa: ARG002
         _cannot_go_back()
+
+    async def list_snapshots(self, topic: str | None = None) -> list[str]:  # noqa: ARG002
+        return []
+
+    async def describe_snapshot(self, snapshot: str) -> SnapshotStatus:
+        raise SnapshotNotFoundError(snapshot)
 
     async def delete_snapshot(self, snapshot: str) -> None:  # noqa: ARG002
         _cannot_go_back()
@@ -323,6 +340,10 @@ def _new(kind: str, name: str) -> Iterator[None]:
 
 def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def _cannot_change() -> NoReturn:
+    raise UnimplementedError("The SQLite broker changes nothing that exists; create it again")
 
 
 def _cannot_go_back() -> NoReturn:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from penstock.clock import PreciseTime
 from penstock.columns import Columns
 from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.errors import UnimplementedError
@@ -43,6 +44,8 @@ class Capabilities:
     """A subscription sees only what its `filter` lets through."""
     dead_letters: bool = False
     """What failed too often moves to the topic of the subscription's policy."""
+    least_delivery_attempts: int = 1
+    """The smallest `max_delivery_attempts` that a dead-letter policy may have."""
     retry_policy: bool = False
     """Every redelivery waits as the subscription's policy says."""
     delayed_nack: bool = False
@@ -63,6 +66,12 @@ class Capabilities:
     """A subscription hands over what it holds after its topic was deleted."""
     push: bool = False
     """It can be told to send messages to a subject instead of being asked for them."""
+    updates: bool = False
+    """`Admin.update_topic` and `Admin.update_subscription` change what exists."""
+    detaching: bool = False
+    """A subscription can be taken from its topic."""
+    expiration: bool = False
+    """Subscriptions that nobody uses are deleted after their `expires_after`."""
     seek: bool = False
     """A subscription can go to a moment: what is before it is acked, what is after it is not."""
     snapshots: bool = False
@@ -78,7 +87,7 @@ class TopicStatus:
     config: TopicConfig
     subscriptions: tuple[str, ...]
     published: int
-    """Messages ever stored; also the last sequence."""
+    """Messages ever stored; also the last sequence. -1: the broker does not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +110,7 @@ class SubscriptionStatus:
     config: SubscriptionConfig
     unsettled: Unsettled | None = None
     topic_deleted: bool = False
+    detached: bool = False
 
     @property
     def backlog(self) -> int:
@@ -122,6 +132,13 @@ class SubscriptionStatus:
                 "does not claim 'backlog'; look whether `unsettled` is None first"
             )
         return self.unsettled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotStatus:
+    topic: str
+    expires: PreciseTime
+    topic_deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +183,12 @@ class Admin(Protocol):
         """All names, sorted."""
         ...
 
+    async def update_topic(self, config: TopicConfig) -> None:
+        """Make the topic of that name what `config` says. How it routes cannot be changed.
+
+        `UnimplementedError` unless the broker claims `updates`, as is `update_subscription`.
+        """
+
     async def describe_topic(self, topic: str) -> TopicStatus: ...
     async def create_subscription(self, config: SubscriptionConfig) -> None:
         """It sees what is published from its return on, and nothing from before the call.
@@ -185,12 +208,25 @@ class Admin(Protocol):
         """What was settled a moment ago may still be counted."""
         ...
 
+    async def update_subscription(self, config: SubscriptionConfig) -> None:
+        """Make the subscription of that name what `config` says; what is on loan stays so.
+        Topic, filter, ordering and push cannot be changed."""
+
+    async def detach_subscription(self, subscription: str) -> None:
+        """Take it from its topic for good: what it holds is dropped, and pulls fail.
+
+        `UnimplementedError` unless the broker claims `detaching`.
+        """
+
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:
-        """Remember what the subscription has not acked; expires after seven days.
+        """Remember what the subscription has not acked. It expires seven days after the oldest
+        message in it was published, and is refused when that is less than an hour away.
 
         `UnimplementedError` unless the broker claims `snapshots`, as is `delete_snapshot`.
         """
 
+    async def list_snapshots(self, topic: str | None = None) -> Sequence[str]: ...
+    async def describe_snapshot(self, snapshot: str) -> SnapshotStatus: ...
     async def delete_snapshot(self, snapshot: str) -> None: ...
     async def seek(self, subscription: str, to: datetime | str) -> None:
         """Make messages from a time on, or those of a snapshot by name, deliverable again, and
@@ -243,6 +279,9 @@ class Broker(Protocol):
     def name(self) -> str:
         """What to call it in a sentence: "the … broker"."""
         ...
+
+    project: str
+    """Whose names go without `project/`; dead letters say which project they came from."""
 
     @property
     def capabilities(self) -> Capabilities: ...

@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from penstock.broker import Broker
 from penstock.config import DUPLICATE_WINDOW, SubscriptionConfig, TopicConfig
-from penstock.errors import UnimplementedError
+from penstock.errors import InvalidArgumentError, UnimplementedError
 from penstock.message import Draft, PublishFault, Receipt
 
 _INSTEAD = {
@@ -28,6 +28,9 @@ _INSTEAD = {
     "ttl": "leave it out",
     "push": "leave it out; messages are asked for then",
     "seek": "leave it out",
+    "updates": "delete it and create it again",
+    "detaching": "delete it instead",
+    "expiration": "leave it out and delete subscriptions that nobody uses",
     "snapshots": "seek to a time instead, if the broker can",
 }
 
@@ -61,9 +64,36 @@ def check_subscription(broker: Broker, config: SubscriptionConfig) -> None:
         ("enable_exactly_once_delivery", "exactly_once"),
         ("push", "push"),
         ("retain_acked_messages", "seek"),
+        ("expires_after", "expiration"),
     ):
         if getattr(config, option):
             require(broker, capability, f"{option} of subscription {config.name!r}")
+    policy, least = config.dead_letter_policy, broker.capabilities.least_delivery_attempts
+    if policy is not None and policy.max_delivery_attempts < least:
+        raise InvalidArgumentError(
+            f"max_delivery_attempts of subscription {config.name!r} must be at least {least} with "
+            f"the {broker.name} broker, not {policy.max_delivery_attempts}"
+        )
+
+
+async def update_topic(broker: Broker, config: TopicConfig) -> None:
+    """Make the topic of that name what `config` says."""
+    require(broker, "updates", f"Changing topic {config.name!r}")
+    check_topic(broker, config)
+    await broker.admin.update_topic(config)
+
+
+async def update_subscription(broker: Broker, config: SubscriptionConfig) -> None:
+    """Make the subscription of that name what `config` says."""
+    require(broker, "updates", f"Changing subscription {config.name!r}")
+    check_subscription(broker, config)
+    await broker.admin.update_subscription(config)
+
+
+async def detach_subscription(broker: Broker, subscription: str) -> None:
+    """Take it from its topic for good."""
+    require(broker, "detaching", f"Detaching subscription {subscription!r}")
+    await broker.admin.detach_subscription(subscription)
 
 
 def check_seek(broker: Broker, subscription: str, to: datetime | str) -> None:

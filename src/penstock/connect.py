@@ -53,6 +53,7 @@ async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Brok
     memory://                inside this process
     local://DIR              a NATS server of our own, durable in DIR, shared by all who open it
     nats://HOST[:PORT]       NATS JetStream; tls:// with TLS
+    pubsub://PROJECT         Google Pub/Sub, or the emulator at PUBSUB_EMULATOR_HOST
     SCHEME://…               whatever was registered for SCHEME
     """
     return await broker_kind(url).open(url, clock or Clock())
@@ -220,6 +221,13 @@ def _nats_ranges(url: str) -> RangeLog:
     return NatsRangeLog(lambda: options)
 
 
+async def _google(url: str, clock: Clock) -> Broker:
+    with _extra("google"):
+        from penstock.brokers.google import GoogleBroker
+
+    return await GoogleBroker.connect(url, clock)
+
+
 @contextmanager
 def _extra(name: str) -> Iterator[None]:
     """Imports of an adapter, which needs packages that Penstock itself does not."""
@@ -237,4 +245,5 @@ _KINDS = {
     "local": BrokerKind(_local, _local_ranges, _local_server, check_shared=_check_local),
     "nats": _NATS,
     "tls": _NATS,
+    "pubsub": BrokerKind(_google),
 }

@@ -34,6 +34,8 @@ MAX_ATTRIBUTE_VALUE_BYTES = 1024
 MAX_ORDERING_KEY_BYTES = 1024
 MAX_MESSAGE_ID_BYTES = 1024
 MAX_ACK_DEADLINE = 600.0
+# What Google's own clients and its schemas add, and therefore may be passed on.
+_GOOGLE_CLIENTS = "googclient_"
 
 _control_character = re.compile(r"[\x00-\x1f\x7f]").search
 
@@ -446,7 +448,7 @@ def _checked_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
     checked = dict(attributes)
     for key, value in checked.items():
         check_text("Attribute key", key, MAX_ATTRIBUTE_KEY_BYTES)
-        if not key or key.startswith("goog"):
+        if not key or (key.startswith("goog") and not key.startswith(_GOOGLE_CLIENTS)):
             raise InvalidArgumentError(
                 f"Attribute key {key!r} is not allowed: it must not be empty or start with 'goog'"
             )

@@ -17,6 +17,7 @@ _GROUPS = {
     "topics": ("penstock.cli.topics", "cli"),
     "subscriptions": ("penstock.cli.topics", "cli"),
     "server": ("penstock.cli.server", "cli,local"),
+    "emulator": ("penstock.cli.emulator", "emulator,local"),
     "jobs": ("penstock.cli.jobs", "cli,web,media,local"),
     "worker": ("penstock.cli.worker", "cli,web,media,local"),
     "pipeline": ("penstock.cli.pipeline", "cli,web,media,local"),
@@ -24,6 +25,12 @@ _GROUPS = {
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["emulator"]:
+        # It reads its arguments itself, and must be up before what the others need is loaded.
+        from penstock.cli.emulator import emulator
+
+        emulator()
+        return
     try:
         import typer
     except ImportError:

@@ -29,11 +29,12 @@ class KeyOrder:
 
     A broker that orders lends one message of a key at a time; what waits here then is at most a
     redelivery. A broker that sends ahead leaves the order to us: when a message fails, its key
-    waits a while for it to come back, because later ones may come first.
+    waits for it to come back, at most `returns_within` seconds, because later ones may come first.
     """
 
-    def __init__(self, *, broker_orders: bool) -> None:
+    def __init__(self, *, broker_orders: bool, returns_within: float = _RETURNS_WITHIN) -> None:
         self._broker_orders = broker_orders
+        self._returns_within = returns_within
         self._lanes: Lanes[Message] = Lanes()
         self._awaited: dict[str, int] = {}
         self._patience: Deadlines[str] = Deadlines()
@@ -80,7 +81,7 @@ class KeyOrder:
         if back is not None:
             return Left(back)
         self._awaited[key] = sequence
-        self._patience.add(now + _RETURNS_WITHIN, [key])
+        self._patience.add(now + self._returns_within, [key])
         return Left()
 
     def next(self) -> float | None:

@@ -6,17 +6,26 @@
 """
 
 from penstock.testing.app import TestApp
-from penstock.testing.clock import VirtualClock, VirtualTimeLoop, run_real, run_virtual
+from penstock.testing.clock import (
+    HastyLoop,
+    VirtualClock,
+    VirtualTimeLoop,
+    run_hasty,
+    run_real,
+    run_virtual,
+)
 from penstock.testing.messages import MadeMessage, make_message
 from penstock.testing.waiting import eventually, settled
 
 __all__ = [
+    "HastyLoop",
     "MadeMessage",
     "TestApp",
     "VirtualClock",
     "VirtualTimeLoop",
     "eventually",
     "make_message",
+    "run_hasty",
     "run_real",
     "run_virtual",
     "settled",

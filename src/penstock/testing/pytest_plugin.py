@@ -5,15 +5,21 @@
 
 Tests without these marks are left to whatever else runs async tests, unless the settings say
 `penstock_virtual_time = true`: then they run in virtual time.
+
+The fixture `pubsub_emulator` gives a test a Google Pub/Sub of its own, in a thread; its address is
+in PUBSUB_EMULATOR_HOST, where every client of Google's looks for it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from penstock.testing.emulator import EmulatorInThread
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
         ("real_time", "run this async test on a plain event loop"),
     ):
         config.addinivalue_line("markers", f"{mark}: {meaning}")
+
+
+@pytest.fixture
+def pubsub_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatorInThread]:
+    """A fresh emulator; needs penstock[emulator]."""
+    from penstock.testing.emulator import EmulatorInThread
+
+    with EmulatorInThread() as emulator:
+        monkeypatch.setenv("PUBSUB_EMULATOR_HOST", emulator.address)
+        yield emulator
 
 
 @pytest.hookimpl(tryfirst=True)

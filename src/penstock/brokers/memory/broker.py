@@ -12,7 +12,7 @@ from penstock.brokers.memory.log import MemoryLog
 from penstock.brokers.memory.registry import Registry
 from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.clock import Clock, PreciseTime
-from penstock.config import SubscriptionConfig
+from penstock.config import SubscriptionConfig, split_name
 from penstock.message import AckResponse, Delivery, Draft, PublishFault, Receipt, Record, Settlement
 
 # Publishing never has to wait here, so a loop that publishes would keep everybody else from
@@ -40,6 +40,9 @@ class MemoryBroker:
         dedupe=True,
         expectations=True,
         outlives_topic=True,
+        updates=True,
+        detaching=True,
+        expiration=True,
         seek=True,
         snapshots=True,
         replay=True,
@@ -48,7 +51,7 @@ class MemoryBroker:
 
     def __init__(self, clock: Clock | None = None, *, project: str = "penstock") -> None:
         self._clock = clock or Clock()
-        self._project = project
+        self.project = project
         self._registry = Registry()
         self._ack_ids = itertools.count(1)
         self._turn = 0
@@ -93,10 +96,11 @@ class MemoryBroker:
         if not topic:
             return False
         published = PreciseTime.from_ns(record.publish_time_ns)
+        project, name = split_name(config.name, self.project)
         source = {
             "CloudPubSubDeadLetterSourceDeliveryCount": str(attempt),
-            "CloudPubSubDeadLetterSourceSubscription": config.name,
-            "CloudPubSubDeadLetterSourceSubscriptionProject": self._project,
+            "CloudPubSubDeadLetterSourceSubscription": name,
+            "CloudPubSubDeadLetterSourceSubscriptionProject": project,
             "CloudPubSubDeadLetterSourceTopicPublishTime": published.isoformat(),
         }
         draft = Draft(record.data, {**record.attributes, **source}, record.ordering_key)

@@ -20,7 +20,7 @@ from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.configuration import Consumer
 from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_ack_subject
 from penstock.clock import NS, Clock, PreciseTime
-from penstock.config import SubscriptionConfig
+from penstock.config import SubscriptionConfig, split_name
 from penstock.errors import (
     InvalidArgumentError,
     PenstockError,
@@ -60,12 +60,15 @@ class NatsBroker:
         push=True,
         expectations=True,
         ttl=True,
+        updates=True,
+        expiration=True,
         seek=True,
         replay=True,
         backlog=True,
     )
 
     def __init__(self, connection: Connection, clock: Clock) -> None:
+        self.project = "penstock"
         self._connection = connection
         self._clock = clock
         self._catalogue = Catalogue(connection)
@@ -262,10 +265,11 @@ class NatsBroker:
         policy = config.dead_letter_policy
         if policy is None:
             return False
+        project, name = split_name(config.name, self.project)
         source = {
             f"{_DEAD}DeliveryCount": str(delivered),
-            f"{_DEAD}Subscription": config.name,
-            f"{_DEAD}SubscriptionProject": "penstock",
+            f"{_DEAD}Subscription": name,
+            f"{_DEAD}SubscriptionProject": project,
             f"{_DEAD}TopicPublishTime": PreciseTime.from_ns(record.publish_time_ns).isoformat(),
         }
         # The same id from whoever moves it: it arrives once.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from penstock import (
     PushDelivery,
     RetryPolicy,
 )
+from penstock.capabilities import detach_subscription, update_subscription, update_topic
+from penstock.config import TopicConfig
 from penstock.errors import FailedPreconditionError, NotFoundError, UnimplementedError
 from penstock.message import Delivery, PublishFault, Receipt, Record, Verb
 from penstock.testing.conformance.harness import Scene, behaviour
@@ -192,6 +195,27 @@ class Claims:
         await _refused(scene, "snapshots", lambda: sub.create_snapshot(name))
         await _refused(scene, "snapshots", lambda: sub.seek(name))
         await _refused(scene, "snapshots", lambda: scene.pubsub.delete_snapshot(name))
+
+    @behaviour(lacks="expiration")
+    async def test_expiring_is_refused(self, scene: Scene) -> None:
+        await _option_refused(scene, "expiration", expires_after=2 * 86_400)
+
+    @behaviour(lacks="updates")
+    async def test_changing_what_exists_is_refused(self, scene: Scene) -> None:
+        topic, sub = await scene.pair()
+        wanted = TopicConfig(name=topic.name, duplicate_window=0)
+        await _refused(scene, "updates", lambda: update_topic(scene.broker, wanted))
+        before = (await sub.describe()).config
+        change = replace(before, ack_deadline=60)
+        await _refused(scene, "updates", lambda: update_subscription(scene.broker, change))
+        assert (await sub.describe()).config == before
+
+    @behaviour(lacks="detaching")
+    async def test_detaching_is_refused_and_nothing_dropped(self, scene: Scene) -> None:
+        topic, sub = await scene.pair()
+        await topic.publish_message(b"kept")
+        await _refused(scene, "detaching", lambda: detach_subscription(scene.broker, sub.name))
+        assert [d.record.data for d in await scene.pull(sub)] == [b"kept"]
 
     # Not claimed, and the answer is honest.
 

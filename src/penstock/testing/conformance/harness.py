@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,10 +25,12 @@ from penstock.clock import Clock
 from penstock.connect import connect
 from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
 from penstock.message import AckResponse, Delivery, Settlement, Verb
-from penstock.testing.clock import VirtualClock, run_real, run_virtual
+from penstock.testing.clock import VirtualClock, run_hasty, run_real, run_virtual
 from penstock.testing.waiting import eventually
 
 _numbers = itertools.count(1)
+
+Made = TypeVar("Made", Topic, Subscription)
 
 
 Connect = Callable[[Clock], Awaitable[Broker]]
@@ -35,7 +44,9 @@ class Harness:
     returns must then be the same topics and subscriptions.
 
     `virtual` runs the behaviours in virtual time, which only a broker inside this process can
-    follow. `second` is the unit of time they use: longer where the broker is coarse.
+    follow. `second` is the unit of time they use: longer where the broker is coarse. `speed` makes
+    time pass that much faster, for a broker that does the same. `lacks`: capabilities that an
+    adapter claims and the server behind it does not have.
     """
 
     def __init__(
@@ -45,6 +56,8 @@ class Harness:
         connect: Connect | None = None,
         virtual: bool = False,
         second: float = 1.0,
+        speed: float = 1.0,
+        lacks: Collection[str] = (),
     ) -> None:
         if url is not None and connect is None:
             connect = partial(_connect_to, url)
@@ -52,14 +65,19 @@ class Harness:
             raise InvalidArgumentError("A harness takes an address or a `connect`, one of the two")
         self._connect = connect
         self.virtual = virtual
+        self.speed = speed
+        self.lacks = lacks
         self.second = second
         self.run_id = secrets.token_hex(3)
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
-        (run_virtual if self.virtual else run_real)(main)
+        if self.speed != 1:
+            run_hasty(main, self.speed)
+        else:
+            (run_virtual if self.virtual else run_real)(main)
 
     def clock(self) -> Clock:
-        return VirtualClock() if self.virtual else Clock()
+        return VirtualClock() if self.virtual or self.speed != 1 else Clock()
 
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:
@@ -102,16 +120,16 @@ class Scene:
         return f"{base}-{self._run_id}-{next(_numbers)}"
 
     async def topic(self, **options: Any) -> Topic:
-        topic = self.pubsub.topic(self.name("topic"))
-        await topic.create(**options)
-        self._made.append(topic)
-        return topic
+        return await self.made(self.pubsub.topic(self.name("topic")), **options)
 
     async def subscription(self, topic: Topic, **options: Any) -> Subscription:
-        subscription = topic.subscription(self.name("sub"), **options)
-        await subscription.create()
-        self._made.append(subscription)
-        return subscription
+        return await self.made(topic.subscription(self.name("sub"), **options))
+
+    async def made(self, handle: Made, **options: Any) -> Made:
+        """Create it; it is deleted when the behaviour has been tried."""
+        await handle.create(**options)
+        self._made.append(handle)
+        return handle
 
     async def pair(self, **options: Any) -> tuple[Topic, Subscription]:
         """A topic and a subscription on it."""
@@ -198,7 +216,11 @@ def behaviour(
         async def main(self: object, harness: Harness) -> None:
             async with harness.scene() as scene:
                 capabilities = scene.broker.capabilities
-                missing = [need for need in needs if not getattr(capabilities, need)]
+                missing = [
+                    need
+                    for need in needs
+                    if need in harness.lacks or not getattr(capabilities, need)
+                ]
                 if missing:
                     pytest.skip(f"the broker does not claim {', '.join(missing)}")
                 if lacks and getattr(capabilities, lacks):

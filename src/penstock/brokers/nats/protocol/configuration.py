@@ -65,6 +65,16 @@ def stream_config(config: TopicConfig) -> dict[str, Any]:
     }
 
 
+def updated_stream(info: dict[str, Any], config: TopicConfig) -> dict[str, Any]:
+    """A stream as it is, but for what a topic's configuration says."""
+    now, wanted = info["config"], stream_config(config)
+    return {
+        **now,
+        **{key: wanted[key] for key in ("max_age", "duplicate_window")},
+        "metadata": {**now.get("metadata", {}), **wanted["metadata"]},
+    }
+
+
 def marks_config(topic: str) -> dict[str, Any]:
     """A stream of marks: the last on each subject. One that nobody has touched for a month belongs
     to nobody."""
@@ -135,6 +145,7 @@ def consumer_config(
         "retain_acked": config.retain_acked_messages,
         "retention": config.message_retention,
         "begins": first,
+        "expires": config.expires_after,
     }
     name = encode_name(config.name)
     return {
@@ -148,7 +159,21 @@ def consumer_config(
         "deliver_policy": "all",
         # None: as many as its stream has.
         "num_replicas": config.replicas or 0,
+        **({"inactive_threshold": int(config.expires_after * NS)} if config.expires_after else {}),
         **({"filter_subjects": subjects} if subjects else {}),
+    }
+
+
+def updated_consumer(info: dict[str, Any], config: SubscriptionConfig) -> dict[str, Any]:
+    """A consumer as it is, but for what a subscription's configuration says. Where it begins and
+    what it lets through stay."""
+    now = info["config"]
+    wanted = consumer_config(config, (), int(_marked(now).get("begins", 1)))
+    return {
+        **now,
+        **{key: wanted[key] for key in ("ack_wait", "max_deliver")},
+        "inactive_threshold": wanted.get("inactive_threshold", 0),
+        "metadata": {**now.get("metadata", {}), **wanted["metadata"]},
     }
 
 
@@ -197,6 +222,7 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             retain_acked_messages=marked.get("retain_acked", False),
             message_retention=marked.get("retention", 7 * DAY),
             replicas=config.get("num_replicas") or None,
+            expires_after=marked.get("expires"),
         ),
     )
 

@@ -1,0 +1,219 @@
+"""The data path of the Google adapter, and what its parts share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from math import ceil
+from typing import Self
+
+from penstock.broker import Capabilities
+from penstock.brokers.google.admin import GoogleAdmin
+from penstock.brokers.google.connection import Connection
+from penstock.brokers.google.inbox import Inbox
+from penstock.brokers.google.options import GoogleOptions
+from penstock.brokers.google.publishing import Publishing
+from penstock.brokers.google.settling import settle
+from penstock.clock import Clock, PreciseTime
+from penstock.config import SubscriptionConfig, split_name
+from penstock.errors import (
+    ClosedError,
+    NotFoundError,
+    PenstockError,
+    PermissionDeniedError,
+    TopicNotFoundError,
+)
+from penstock.googlepubsub.messages import message
+from penstock.googlepubsub.names import SUBSCRIPTIONS, Names
+from penstock.message import (
+    AckResponse,
+    Delivery,
+    Draft,
+    PublishFault,
+    Receipt,
+    Settlement,
+    Verb,
+)
+
+_DEAD = "CloudPubSubDeadLetterSource"
+# A stream's deadline where the subscription may not be looked at.
+_ASSUMED_DEADLINE = 60.0
+
+
+class GoogleBroker:
+    """Google Pub/Sub behind the port.
+
+    Delivery attempts are counted by Google only where there is a dead-letter policy; elsewhere
+    every delivery says 0. Ids of our own travel as an attribute: Google does not drop duplicates.
+    """
+
+    capabilities = Capabilities(
+        durable=True,
+        filters=True,
+        dead_letters=True,
+        least_delivery_attempts=5,
+        retry_policy=True,
+        delayed_nack=True,
+        sets_deadlines=True,
+        exactly_once=True,
+        outlives_topic=True,
+        updates=True,
+        detaching=True,
+        expiration=True,
+        seek=True,
+        snapshots=True,
+    )
+    name = "Google Pub/Sub"
+    log = None
+
+    def __init__(self, connection: Connection, clock: Clock) -> None:
+        self.project = connection.options.project
+        self._connection = connection
+        self._clock = clock
+        self._names = Names(self.project)
+        self._publishing = Publishing(connection, self._names)
+        self.admin = GoogleAdmin(connection, self._names)
+        self._inboxes: dict[str, Inbox] = {}
+
+    @classmethod
+    async def connect(cls, url: str, clock: Clock) -> Self:
+        connection = Connection(GoogleOptions.of(url))
+        await connection.open()
+        return cls(connection, clock)
+
+    async def publish(
+        self, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        answers = await self._publishing.publish(topic, drafts)
+        errors = {answer.error for answer in answers if isinstance(answer, PublishFault)}
+        if len(errors) == 1 and not any(isinstance(answer, Receipt) for answer in answers):
+            raise errors.pop()  # It is about the topic, not about any of them.
+        return answers
+
+    async def pull(
+        self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
+    ) -> Sequence[Delivery]:
+        if max_messages < 1:
+            return []
+        inbox = await self._inbox(subscription)
+        try:
+            deliveries = await inbox.pull(max_messages, max_bytes, wait)
+        except PenstockError as error:
+            if not error.retryable:
+                await self._forget(subscription, error)
+            raise
+        if not deliveries and wait:
+            await self._check_topic(subscription, inbox)
+        return deliveries
+
+    async def settle(
+        self, subscription: str, settlements: Sequence[Settlement]
+    ) -> Sequence[AckResponse]:
+        inbox = await self._inbox(subscription)
+        resource = self._names.resource(SUBSCRIPTIONS, subscription)
+        patience = inbox.config.ack_deadline
+        failed: dict[str, AckResponse] = {}
+        for seconds, ack_ids in (await self._groups(inbox, settlements)).items():
+            failed |= await settle(self._connection, resource, ack_ids, seconds, patience)
+            if seconds:
+                inbox.lending.extended(ack_ids, self._clock.monotonic() + seconds)
+            else:
+                inbox.lending.settled(ack_ids)
+        success = AckResponse.SUCCESS
+        return [failed.get(settlement.ack_id, success) for settlement in settlements]
+
+    async def ping(self) -> float:
+        began = self._clock.monotonic()
+        request = message("ListTopicsRequest")(project=f"projects/{self.project}", page_size=1)
+        with suppress(PermissionDeniedError):  # Whoever refuses has been reached.
+            await self._connection.call("ListTopics", request)
+        return self._clock.monotonic() - began
+
+    async def aclose(self) -> None:
+        for name in list(self._inboxes):
+            await self._forget(name, ClosedError("This Google Pub/Sub broker is closed"))
+        await self._publishing.close()
+        await self._connection.close()
+
+    async def _inbox(self, subscription: str) -> Inbox:
+        inbox = self._inboxes.get(subscription)
+        if inbox is None:
+            config = await self._config(subscription)
+            resource = self._names.resource(SUBSCRIPTIONS, subscription)
+
+            async def extend(ack_ids: Sequence[str], seconds: int) -> None:
+                await settle(self._connection, resource, ack_ids, seconds, 0)
+
+            inbox = self._inboxes.get(subscription)
+            if inbox is None:
+                inbox = Inbox(self._connection, resource, config, self._clock, extend)
+                self._inboxes[subscription] = inbox
+        return inbox
+
+    async def _config(self, subscription: str) -> SubscriptionConfig:
+        """A subscriber need not be allowed to look at its subscription."""
+        try:
+            return (await self.admin.describe_subscription(subscription)).config
+        except PermissionDeniedError:
+            return SubscriptionConfig(
+                name=subscription, topic="unknown", ack_deadline=_ASSUMED_DEADLINE
+            )
+
+    async def _forget(self, subscription: str, error: PenstockError) -> None:
+        inbox = self._inboxes.pop(subscription, None)
+        if inbox is not None:
+            await inbox.close(error)
+
+    async def _check_topic(self, subscription: str, inbox: Inbox) -> None:
+        """Google says nothing when a topic is deleted: its subscriptions are just quiet."""
+        try:
+            status = await self.admin.describe_subscription(subscription)
+        except PermissionDeniedError:
+            return
+        except NotFoundError as error:
+            await self._forget(subscription, error)
+            raise
+        if status.topic_deleted and not inbox.lending.count(self._clock.monotonic()):
+            raise TopicNotFoundError(
+                inbox.config.topic,
+                f"it was deleted and subscription {subscription!r} has nothing left; delete the "
+                "subscription, or create it again on another topic",
+            )
+
+    async def _groups(
+        self, inbox: Inbox, settlements: Sequence[Settlement]
+    ) -> dict[int | None, list[str]]:
+        """Ack ids by what is to be done: None acks, 0 gives back, seconds extend."""
+        groups: dict[int | None, list[str]] = {}
+        for settlement in settlements:
+            seconds: int | None = 0
+            match settlement.verb:
+                case Verb.ACK:
+                    seconds = None
+                case Verb.EXTEND | Verb.NACK:
+                    # A nack that waits is a deadline that nobody keeps.
+                    seconds = min(ceil(settlement.seconds or 0), 600)
+                case Verb.REJECT:
+                    seconds = None if await self._is_buried(inbox, settlement.ack_id) else 0
+            groups.setdefault(seconds, []).append(settlement.ack_id)
+        return groups
+
+    async def _is_buried(self, inbox: Inbox, ack_id: str) -> bool:
+        """Google moves what fails too often; what is never to come again we move ourselves."""
+        policy, delivery = inbox.config.dead_letter_policy, inbox.lending.find(ack_id)
+        if policy is None:
+            return True
+        if delivery is None:
+            return False
+        record = delivery.record
+        project, name = split_name(inbox.config.name, self.project)
+        published = PreciseTime.from_ns(record.publish_time_ns)
+        source = {
+            f"{_DEAD}DeliveryCount": str(delivery.delivery_attempt),
+            f"{_DEAD}Subscription": name,
+            f"{_DEAD}SubscriptionProject": project,
+            f"{_DEAD}TopicPublishTime": published.isoformat(),
+        }
+        draft = Draft(record.data, {**record.attributes, **source}, record.ordering_key)
+        [answer] = await self._publishing.publish(policy.topic, [draft])
+        return isinstance(answer, Receipt)

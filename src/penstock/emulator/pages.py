@@ -1,0 +1,35 @@
+"""Long lists, a page at a time."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable
+
+from penstock.errors import InvalidArgumentError
+
+_DEFAULT, _MOST = 100, 1000
+
+
+def page_of(names: Iterable[str], size: int, token: str) -> tuple[list[str], str]:
+    """The names of one page, in order, and the token of the next (empty: there is none).
+
+    A token names the last one given out, so that what is created or deleted meanwhile neither
+    repeats nor hides others.
+    """
+    if size < 0:
+        raise InvalidArgumentError(f"page_size must not be negative, not {size}")
+    after = _decoded(token)
+    waiting = sorted(name for name in names if name > after)
+    page = waiting[: min(size or _DEFAULT, _MOST)]
+    more = len(waiting) > len(page)
+    return page, base64.urlsafe_b64encode(page[-1].encode()).decode() if more else ""
+
+
+def _decoded(token: str) -> str:
+    try:
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        raise InvalidArgumentError(
+            f"Invalid page_token: {token[:100]!r} is not one that a list gave out"
+        ) from None

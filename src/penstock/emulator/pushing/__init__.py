@@ -1,0 +1,1 @@
+"""Push subscriptions: messages go to an HTTP endpoint, which acks by answering."""

@@ -1,0 +1,45 @@
+"""`penstock emulator`, as a process."""
+
+import signal
+import subprocess
+import sys
+
+from tests.support.google_clients import Google
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from penstock.cli.main import main; main()", "emulator"]
+    return subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_it_says_where_it_listens_serves_and_ends_when_asked():
+    process = start("--port", "0", "--project", "shop")
+    assert process.stdout is not None
+    ready, export = process.stdout.readline(), process.stdout.readline()
+    address = export.strip().partition("PUBSUB_EMULATOR_HOST=")[2]
+    assert ready == f"Server started, listening on {address.rpartition(':')[2]}\n"
+    assert address.startswith("127.0.0.1:")
+    google = Google(address, "shop")
+    topic, sub = google.pair()
+    google.publish(topic, "hello")
+    assert [m.message.data for m in google.pull(sub)] == [b"hello"]
+    google.close()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 0
+    process.stdout.close()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def test_a_port_that_is_taken_is_said_in_one_line():
+    first = start("--host-port", "127.0.0.1:0")
+    assert first.stdout is not None
+    port = first.stdout.readline().split()[-1]
+    second = start("--port", port)
+    _, said = second.communicate(timeout=20)
+    assert second.returncode == 1
+    assert said.splitlines()[-1].startswith(f"penstock: Cannot listen on 127.0.0.1:{port}")
+    first.terminate()
+    first.communicate(timeout=20)
