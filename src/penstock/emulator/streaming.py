@@ -54,6 +54,7 @@ class Stream:
         """Until the client leaves, which cancels this, or something fails."""
         self._desk.streams += 1
         tasks: set[asyncio.Task[None]] = set()
+        client_left = False
         try:
             await context.send_initial_metadata(())
             await self._answer(first, context)
@@ -63,12 +64,17 @@ class Stream:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
+        except asyncio.CancelledError:
+            client_left = True
+            raise
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._desk.streams -= 1
-            await self._give_back()
+            unseen = self._desk.leave(self._holder)
+            if client_left and unseen:
+                await self._give_back(unseen)
 
     async def _hand_over(self, context: Context) -> None:
         holder = self._holder
@@ -170,14 +176,12 @@ class Stream:
         later = [tag + ack_id for ack_id, why in failures.items() if why != INVALID]
         return good, invalid + others, later
 
-    async def _give_back(self) -> None:
-        """What the client never touched goes to the next one at once. What it extended it has,
-        and may yet ack with a call of its own."""
-        unseen = self._desk.leave(self._holder)
-        if unseen:
-            releases = [Settlement(ack_id, Verb.RELEASE) for ack_id in unseen]
-            with suppress(PenstockError):
-                await asyncio.shield(self._broker.settle(self._name, releases))
+    async def _give_back(self, unseen: Sequence[str]) -> None:
+        """What a client that left never touched goes to the next one at once. What it extended it
+        has, and may yet ack with a call of its own; so may one whose stream we ended."""
+        releases = [Settlement(ack_id, Verb.RELEASE) for ack_id in unseen]
+        with suppress(PenstockError):
+            await asyncio.shield(self._broker.settle(self._name, releases))
 
 
 def _checked_deadline(seconds: int) -> float:

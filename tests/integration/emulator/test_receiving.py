@@ -289,6 +289,20 @@ def test_what_a_client_extended_stays_its_own_after_its_stream(google, stream):
     assert [m.message.data for m in google.pull_until(sub, 1)] == [b"b"]
 
 
+def test_what_was_sent_on_a_stream_that_the_server_ended_is_still_its_clients(google, stream):
+    topic, sub = google.pair(ack_deadline_seconds=600)
+    google.publish(topic, "x")
+    first = stream(sub)
+    first.wait_for(1)
+    first.send(subscription=sub)  # may be said once only
+    first.ended()
+    second = stream(sub)
+    google.publish(topic, "y")
+    second.wait_for(1)
+    google.ack(sub, first.received[0])
+    assert [m.message.data for m in second.received] == [b"y"]
+
+
 def test_a_nack_on_one_stream_reaches_another(google, stream):
     topic, sub = google.pair()
     google.publish(topic, "x")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
@@ -40,10 +40,16 @@ _CHANGEABLE = {
 }
 
 
+Changed = Callable[[str, SubscriptionConfig | None], Awaitable[None]]
+
+
 class GoogleAdmin:
-    def __init__(self, connection: Connection, names: Names) -> None:
+    """`changed` is told what a subscription is from now on; None: it is deleted."""
+
+    def __init__(self, connection: Connection, names: Names, changed: Changed) -> None:
         self._connection = connection
         self._names = names
+        self._changed = changed
         # Of subscriptions we know: Google forgets what a deleted topic was called.
         self._topics: OrderedDict[str, str] = OrderedDict()
 
@@ -95,12 +101,14 @@ class GoogleAdmin:
                 subscription=self._subscription(config),
                 update_mask=FieldMask(paths=[_CHANGEABLE[name] for name in changed]),
             )
+            await self._changed(config.name, config)
 
     async def detach_subscription(self, subscription: str) -> None:
         await self._call("DetachSubscription", subscription=self._resource(subscription))
 
     async def delete_subscription(self, subscription: str) -> None:
         await self._call("DeleteSubscription", subscription=self._resource(subscription))
+        await self._changed(subscription, None)
 
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
         if topic is None:

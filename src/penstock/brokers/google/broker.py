@@ -21,6 +21,7 @@ from penstock.errors import (
     NotFoundError,
     PenstockError,
     PermissionDeniedError,
+    SubscriptionNotFoundError,
     TopicNotFoundError,
 )
 from penstock.googlepubsub.messages import message
@@ -72,7 +73,7 @@ class GoogleBroker:
         self._clock = clock
         self._names = Names(self.project)
         self._publishing = Publishing(connection, self._names)
-        self.admin = GoogleAdmin(connection, self._names)
+        self.admin = GoogleAdmin(connection, self._names, self._changed)
         self._inboxes: dict[str, Inbox] = {}
 
     @classmethod
@@ -111,10 +112,17 @@ class GoogleBroker:
     ) -> Sequence[AckResponse]:
         inbox = await self._inbox(subscription)
         resource = self._names.resource(SUBSCRIPTIONS, subscription)
-        patience = inbox.config.ack_deadline
+        config = inbox.config
         failed: dict[str, AckResponse] = {}
         for seconds, ack_ids in (await self._groups(inbox, settlements)).items():
-            failed |= await settle(self._connection, resource, ack_ids, seconds, patience)
+            failed |= await settle(
+                self._connection,
+                resource,
+                ack_ids,
+                seconds,
+                patience=config.ack_deadline,
+                exactly_once=config.enable_exactly_once_delivery,
+            )
             if seconds:
                 inbox.lending.extended(ack_ids, self._clock.monotonic() + seconds)
             else:
@@ -142,7 +150,9 @@ class GoogleBroker:
             resource = self._names.resource(SUBSCRIPTIONS, subscription)
 
             async def extend(ack_ids: Sequence[str], seconds: int) -> None:
-                await settle(self._connection, resource, ack_ids, seconds, 0)
+                await settle(
+                    self._connection, resource, ack_ids, seconds, patience=0, exactly_once=False
+                )
 
             inbox = self._inboxes.get(subscription)
             if inbox is None:
@@ -164,6 +174,13 @@ class GoogleBroker:
         if inbox is not None:
             await inbox.close(error)
 
+    async def _changed(self, subscription: str, config: SubscriptionConfig | None) -> None:
+        """It is `config` from now on, or deleted: streams may take a while to hear of that."""
+        if config is None:
+            await self._forget(subscription, SubscriptionNotFoundError(subscription))
+        elif subscription in self._inboxes:
+            self._inboxes[subscription].config = config
+
     async def _check_topic(self, subscription: str, inbox: Inbox) -> None:
         """Google says nothing when a topic is deleted: its subscriptions are just quiet."""
         try:
@@ -173,6 +190,7 @@ class GoogleBroker:
         except NotFoundError as error:
             await self._forget(subscription, error)
             raise
+        inbox.config = status.config
         if status.topic_deleted and not inbox.lending.count(self._clock.monotonic()):
             raise TopicNotFoundError(
                 inbox.config.topic,

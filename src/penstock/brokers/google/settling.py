@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,21 +31,32 @@ async def settle(
     resource: str,
     ack_ids: Sequence[str],
     seconds: int | None,
+    *,
     patience: float,
+    exactly_once: bool,
 ) -> dict[str, AckResponse]:
     """Ack, or with `seconds` extend (0: give back). Returns those that failed.
 
     Google answers for each id only with exactly-once delivery. What it says will pass is tried
-    again for `patience` seconds: by then the deliveries have expired.
+    again for `patience` seconds: by then the deliveries have expired. Where it refuses a call as
+    a whole, because of an id that it never gave, each half is tried, until that id is alone.
     """
     failed: dict[str, AckResponse] = {}
-    for chunk in _chunks(ack_ids):
+    persistence = Persistence(backoff=_BACKOFF, within=patience, worth_it=_will_pass)
+    waiting = deque(_chunks(ack_ids))
+    while waiting:
+        chunk = waiting.popleft()
         attempt = _Attempt(connection, resource, chunk, seconds, failed)
-        persistence = Persistence(backoff=_BACKOFF, within=patience, worth_it=_will_pass)
         try:
             await retry(attempt.make, persistence)
         except _NotYetError:
             failed.update(dict.fromkeys(attempt.left, AckResponse.OTHER))
+        except InvalidArgumentError:
+            if len(chunk) > 1:
+                half = len(chunk) // 2
+                waiting += (chunk[:half], chunk[half:])
+            elif exactly_once:
+                failed[chunk[0]] = AckResponse.INVALID
     return failed
 
 

@@ -232,8 +232,9 @@ class Contract:
 
     @behaviour()
     async def test_an_ack_id_that_was_never_lent_has_no_effect(self, scene: Scene) -> None:
-        topic, sub = await scene.pair()
-        other = await scene.subscription(topic)
+        deadline = 60 * scene.second
+        topic, sub = await scene.pair(ack_deadline=deadline)
+        other = await scene.subscription(topic, ack_deadline=deadline)
         await _publish(scene, topic, "x")
         [lent], [elsewhere] = await scene.pull(sub), await scene.pull(other)
         for ack_id in (topic.name, "", "no such\r\nid", elsewhere.ack_id):

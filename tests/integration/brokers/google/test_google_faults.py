@@ -1,12 +1,14 @@
 """Google's adapter against a Google that misbehaves, and an emulator that goes away."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
 from penstock import Draft, connect
+from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.emulator import Emulator
 from penstock.errors import PermissionDeniedError, UnavailableError
 from penstock.googlepubsub.messages import (
@@ -289,6 +291,41 @@ async def test_exactly_once_each_ack_id_has_an_answer_of_its_own():
     assert tries == [["old", "later", "unsaid"], ["later"]]
 
 
+async def test_an_ack_id_that_google_never_gave_keeps_no_other_from_being_acked():
+    acked: list[str] = []
+
+    async def serve(request: Any, context: Any) -> Any:
+        if "never given" in request.ack_ids:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Some ack ids were malformed")
+        acked.extend(request.ack_ids)
+        return Empty()
+
+    google = ScriptedGoogle(get_subscription=described, acknowledge=serve)
+    ids = [f"ack-{n}" for n in range(99)]
+    async with google.serving() as url:
+        broker = await connect(url)
+        settlements = [Settlement(i, Verb.ACK) for i in (*ids[:42], "never given", *ids[42:])]
+        responses = await broker.settle("billing", settlements)
+        await broker.aclose()
+    assert responses == [AckResponse.SUCCESS] * 100
+    assert sorted(acked) == sorted(ids)
+    assert len(google.named("Acknowledge")) <= 1 + 2 * 7  # halves, not one by one
+
+
+async def test_what_a_subscription_was_changed_to_counts_at_once():
+    async with Emulator(project="project-one") as emulator:
+        broker = await connect(f"pubsub://project-one?emulator={emulator.address}")
+        await broker.admin.create_topic(TopicConfig(name="orders"))
+        config = SubscriptionConfig(name="billing", topic="orders")
+        await broker.admin.create_subscription(config)
+        never = [Settlement("never given", Verb.ACK)]
+        assert await broker.settle("billing", never) == [AckResponse.SUCCESS]
+        exact = replace(config, enable_exactly_once_delivery=True)
+        await broker.admin.update_subscription(exact)
+        assert await broker.settle("billing", never) == [AckResponse.INVALID]
+        await broker.aclose()
+
+
 # A server that goes away.
 
 
@@ -299,8 +336,6 @@ async def test_a_subscriber_goes_on_when_the_emulator_comes_back():
     broker = await connect(f"pubsub://project-one?emulator=127.0.0.1:{port}")
 
     async def create() -> None:
-        from penstock.config import SubscriptionConfig, TopicConfig
-
         await broker.admin.create_topic(TopicConfig(name="orders"))
         await broker.admin.create_subscription(SubscriptionConfig(name="billing", topic="orders"))
 
