@@ -26,6 +26,7 @@ _INSTEAD = {
     "dedupe": "leave it out and let whoever receives drop what it has seen",
     "expectations": "leave it out",
     "ttl": "leave it out",
+    "replicas": "leave them out",
     "push": "leave it out; messages are asked for then",
     "seek": "leave it out",
     "updates": "delete it and create it again",
@@ -50,6 +51,7 @@ def check_topic(broker: Broker, config: TopicConfig) -> None:
     """Before a topic is created."""
     if config.duplicate_window not in (0, DUPLICATE_WINDOW):
         require(broker, "dedupe", f"duplicate_window of topic {config.name!r}")
+    _check_replicas(broker, f"topic {config.name!r}", config.replicas)
     if config.message_retention and not broker.capabilities.replay:
         # Kept for those who look back. Where nobody can, it would be kept for nothing.
         require(broker, "seek", f"message_retention of topic {config.name!r}")
@@ -68,12 +70,18 @@ def check_subscription(broker: Broker, config: SubscriptionConfig) -> None:
     ):
         if getattr(config, option):
             require(broker, capability, f"{option} of subscription {config.name!r}")
+    _check_replicas(broker, f"subscription {config.name!r}", config.replicas)
     policy, least = config.dead_letter_policy, broker.capabilities.least_delivery_attempts
     if policy is not None and policy.max_delivery_attempts < least:
         raise InvalidArgumentError(
             f"max_delivery_attempts of subscription {config.name!r} must be at least {least} with "
             f"the {broker.name} broker, not {policy.max_delivery_attempts}"
         )
+
+
+def _check_replicas(broker: Broker, whose: str, replicas: int | None) -> None:
+    if replicas is not None and replicas > 1:
+        require(broker, "replicas", f"{replicas} replicas of {whose}")
 
 
 async def update_topic(broker: Broker, config: TopicConfig) -> None:

@@ -15,8 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from penstock.cli.api import Api
-from penstock.connect import broker_kind
-from penstock.errors import InvalidArgumentError
+from penstock.connect import check_shared
 from penstock.jobs.pipeline.declaration import Pipeline, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA, MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings, load_settings
@@ -39,12 +38,7 @@ class SettingsOptions:
         """The settings, with what the command has to say itself."""
         pipeline = MEDIA if self.pipeline == MEDIA_REFERENCE else pipeline_here(self.pipeline)
         settings = load_settings(self.config, pipeline=pipeline, **self.given, **own)
-        if not broker_kind(settings.url).shared:
-            scheme = settings.url.partition("://")[0]
-            raise InvalidArgumentError(
-                f"The broker {scheme}:// cannot be shared with other processes; give one that can, "
-                "such as --url local://./penstock-data or --url nats://127.0.0.1"
-            )
+        check_shared(settings.url)
         return settings
 
 
