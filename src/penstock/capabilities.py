@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from datetime import datetime
 from operator import attrgetter
 
-from penstock.broker import Broker
+from penstock.broker import Broker, Log
 from penstock.config import DUPLICATE_WINDOW, SubscriptionConfig, TopicConfig
 from penstock.errors import InvalidArgumentError, UnimplementedError
 from penstock.message import Draft, PublishFault, Receipt
@@ -32,6 +32,7 @@ _INSTEAD = {
     "updates": "delete it and create it again",
     "detaching": "delete it instead",
     "expiration": "leave it out and delete subscriptions that nobody uses",
+    "replay": "make a subscription and read that",
     "snapshots": "seek to a time instead, if the broker can",
 }
 
@@ -45,6 +46,14 @@ def require(broker: Broker, capability: str, wish: str) -> None:
             f"{wish} needs {capability!r}, which the {broker.name} broker does not claim; "
             f"{_INSTEAD[capability]}"
         )
+
+
+def log_of(broker: Broker, wish: str) -> Log:
+    """The broker's log, which `wish` needs."""
+    require(broker, "replay", wish)
+    if broker.log is None:
+        raise AssertionError(f"The {broker.name} broker claims replay and has no log")
+    return broker.log
 
 
 def check_topic(broker: Broker, config: TopicConfig) -> None:

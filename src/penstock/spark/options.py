@@ -132,8 +132,8 @@ class SinkOptions:
             )
         if found.fence and not _has_ranges(found.url):
             raise InvalidArgumentError(
-                "fence=true looks through the topic for what is stored, and this broker keeps no "
-                "log; leave it out, or use nats://, tls:// or local://"
+                "fence=true looks through the topic for what is stored, and what is behind "
+                f"{found.url.partition('://')[0]}:// keeps no log that Spark can read; leave it out"
             )
         return found
 
