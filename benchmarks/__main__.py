@@ -13,6 +13,7 @@ PARTS = (
     "memory_broker",
     "jetstream",
     "google",
+    "apps",
     "outbox",
     "jobs",
     "transcription",

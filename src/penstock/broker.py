@@ -62,6 +62,8 @@ class Capabilities:
     """It stores a draft with an `Expect` only if that is met."""
     ttl: bool = False
     """A draft may say after how many seconds it is to be forgotten."""
+    replicas: bool = False
+    """Topics and subscriptions can be kept by several servers at once."""
     outlives_topic: bool = False
     """A subscription hands over what it holds after its topic was deleted."""
     push: bool = False

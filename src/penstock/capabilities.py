@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from datetime import datetime
 from operator import attrgetter
 
-from penstock.broker import Broker
+from penstock.broker import Broker, Log
 from penstock.config import DUPLICATE_WINDOW, SubscriptionConfig, TopicConfig
 from penstock.errors import InvalidArgumentError, UnimplementedError
 from penstock.message import Draft, PublishFault, Receipt
@@ -26,11 +26,13 @@ _INSTEAD = {
     "dedupe": "leave it out and let whoever receives drop what it has seen",
     "expectations": "leave it out",
     "ttl": "leave it out",
+    "replicas": "leave them out",
     "push": "leave it out; messages are asked for then",
     "seek": "leave it out",
     "updates": "delete it and create it again",
     "detaching": "delete it instead",
     "expiration": "leave it out and delete subscriptions that nobody uses",
+    "replay": "make a subscription and read that",
     "snapshots": "seek to a time instead, if the broker can",
 }
 
@@ -46,10 +48,19 @@ def require(broker: Broker, capability: str, wish: str) -> None:
         )
 
 
+def log_of(broker: Broker, wish: str) -> Log:
+    """The broker's log, which `wish` needs."""
+    require(broker, "replay", wish)
+    if broker.log is None:
+        raise AssertionError(f"The {broker.name} broker claims replay and has no log")
+    return broker.log
+
+
 def check_topic(broker: Broker, config: TopicConfig) -> None:
     """Before a topic is created."""
     if config.duplicate_window not in (0, DUPLICATE_WINDOW):
         require(broker, "dedupe", f"duplicate_window of topic {config.name!r}")
+    _check_replicas(broker, f"topic {config.name!r}", config.replicas)
     if config.message_retention and not broker.capabilities.replay:
         # Kept for those who look back. Where nobody can, it would be kept for nothing.
         require(broker, "seek", f"message_retention of topic {config.name!r}")
@@ -68,12 +79,18 @@ def check_subscription(broker: Broker, config: SubscriptionConfig) -> None:
     ):
         if getattr(config, option):
             require(broker, capability, f"{option} of subscription {config.name!r}")
+    _check_replicas(broker, f"subscription {config.name!r}", config.replicas)
     policy, least = config.dead_letter_policy, broker.capabilities.least_delivery_attempts
     if policy is not None and policy.max_delivery_attempts < least:
         raise InvalidArgumentError(
             f"max_delivery_attempts of subscription {config.name!r} must be at least {least} with "
             f"the {broker.name} broker, not {policy.max_delivery_attempts}"
         )
+
+
+def _check_replicas(broker: Broker, whose: str, replicas: int | None) -> None:
+    if replicas is not None and replicas > 1:
+        require(broker, "replicas", f"{replicas} replicas of {whose}")
 
 
 async def update_topic(broker: Broker, config: TopicConfig) -> None:

@@ -146,8 +146,8 @@ class TopicConfig:
 class SubscriptionConfig:
     """What the broker knows of a subscription.
 
-    `message_retention`: seconds an unacked message is kept (default 7 days), and an acked one
-    too when `retain_acked_messages` is set, for `seek`. `expires_after`: seconds without a
+    `message_retention`: seconds an unacked message is kept at least (default 7 days), and an acked
+    one too when `retain_acked_messages` is set, for `seek`. `expires_after`: seconds without a
     subscriber after which the broker deletes it (None: never). `replicas`: copies of what it knows
     of its messages (None: as many as its topic has).
     """

@@ -43,8 +43,10 @@ class BrokerKind:
     """The server behind the address, where Penstock runs it; None where others do."""
     shared: bool = True
     """Other processes that open the address find the same topics."""
-    check_shared: Callable[[str], None] = lambda _: None
+    check_everywhere: Callable[[str], None] = lambda _: None
     """Raises `InvalidArgumentError` unless they do so from whatever folder they work in."""
+    protocol: str | None = None
+    """What AsyncAPI calls it, where addresses name a host; None where there is no host to name."""
 
 
 async def connect(url: str = "memory://", *, clock: Clock | None = None) -> Broker:
@@ -85,6 +87,19 @@ def hold_server(url: str) -> Hold | None:
     until what is returned is closed. None where others run it: there is nothing to hold."""
     server = broker_kind(url).server
     return server(url).hold() if server is not None else None
+
+
+def check_shared(url: str, *, everywhere: bool = False) -> None:
+    """`InvalidArgumentError` unless other processes that open `url` find the same topics; with
+    `everywhere`, from whatever folder they work in."""
+    kind = broker_kind(url)
+    if not kind.shared:
+        raise InvalidArgumentError(
+            f"{_scheme(url)}:// is one process's own and cannot be shared with other "
+            "processes; use local://DIR, which starts a server by itself, or nats://HOST"
+        )
+    if everywhere:
+        kind.check_everywhere(url)
 
 
 def register_broker(scheme: str, kind: BrokerKind) -> None:
@@ -171,13 +186,6 @@ async def _memory(_url: str, clock: Clock) -> Broker:
     return MemoryBroker(clock)
 
 
-def _alone(_url: str) -> None:
-    raise InvalidArgumentError(
-        "memory:// lives in one process and cannot be shared with others; use local:///DIR, which "
-        "starts a server by itself, or nats://HOST"
-    )
-
-
 async def _local(url: str, clock: Clock) -> Broker:
     with _extra("local"):
         from penstock.brokers.nats.local.broker import LocalBroker
@@ -239,11 +247,11 @@ def _extra(name: str) -> Iterator[None]:
         ) from error
 
 
-_NATS = BrokerKind(_nats, _nats_ranges)
+_NATS = BrokerKind(_nats, _nats_ranges, protocol="nats")
 _KINDS = {
-    "memory": BrokerKind(_memory, shared=False, check_shared=_alone),
-    "local": BrokerKind(_local, _local_ranges, _local_server, check_shared=_check_local),
+    "memory": BrokerKind(_memory, shared=False),
+    "local": BrokerKind(_local, _local_ranges, _local_server, check_everywhere=_check_local),
     "nats": _NATS,
     "tls": _NATS,
-    "pubsub": BrokerKind(_google),
+    "pubsub": BrokerKind(_google, protocol="googlepubsub"),
 }

@@ -1,11 +1,21 @@
 """What is asked of a broker and not claimed: refused in one place, for every broker alike."""
 
+from dataclasses import fields
+
 import pytest
 
-from penstock import Capabilities, Draft, Expect, Receipt
+from penstock import (
+    Capabilities,
+    DeadLetterPolicy,
+    Draft,
+    Expect,
+    PushDelivery,
+    Receipt,
+    RetryPolicy,
+)
 from penstock.brokers.memory import MemoryBroker
-from penstock.capabilities import check_topic, publish, require
-from penstock.config import TopicConfig
+from penstock.capabilities import check_subscription, check_topic, publish, require
+from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.errors import TopicNotFoundError, UnimplementedError
 from penstock.message import PublishFault
 from penstock.testing import VirtualClock
@@ -74,3 +84,41 @@ async def test_a_topic_may_be_without_a_duplicate_window_where_there_is_none():
     check_topic(broker, TopicConfig(name="plain", duplicate_window=0))
     with pytest.raises(UnimplementedError, match="'dedupe'"):
         check_topic(broker, TopicConfig(name="asking", duplicate_window=60))
+
+
+# What every broker can, what the client does where a broker cannot, and what is kept "at least".
+FOR_EVERY_BROKER = {
+    TopicConfig: {"name", "routed_attributes"},
+    SubscriptionConfig: {"name", "topic", "ack_deadline", "message_ordering", "message_retention"},
+}
+WISHES = {
+    "duplicate_window": 60,
+    "message_retention": 60,
+    "replicas": 2,
+    "filter": "attributes:wanted",
+    "dead_letter_policy": DeadLetterPolicy(topic="dead"),
+    "retry_policy": RetryPolicy(),
+    "enable_exactly_once_delivery": True,
+    "push": PushDelivery(subject="there"),
+    "retain_acked_messages": True,
+    "expires_after": 60,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        (kind, field.name)
+        for kind, free in FOR_EVERY_BROKER.items()
+        for field in fields(kind)
+        if field.name not in free
+    ],
+)
+async def test_no_option_reaches_a_broker_that_does_not_claim_it(kind, option):
+    broker = await modest()
+    wish = {option: WISHES[option]}
+    with pytest.raises(UnimplementedError, match="modest broker does not claim"):
+        if kind is TopicConfig:
+            check_topic(broker, TopicConfig(name="new", **wish))
+        else:
+            check_subscription(broker, SubscriptionConfig(name="new", topic="orders", **wish))

@@ -2,15 +2,22 @@
 
 import pytest
 
-from penstock.connect import broker_kind, hold_server, open_ranges, own_server
+from penstock.connect import (
+    BrokerKind,
+    check_shared,
+    hold_server,
+    open_ranges,
+    own_server,
+    register_broker,
+)
 from penstock.errors import InvalidArgumentError, UnimplementedError
 
 
 def test_a_broker_inside_the_process_has_no_ranges_for_others():
     with pytest.raises(UnimplementedError, match="memory:// keeps no log that other processes"):
         open_ranges("memory://")
-    with pytest.raises(InvalidArgumentError, match="lives in one process"):
-        broker_kind("memory://").check_shared("memory://")
+    with pytest.raises(InvalidArgumentError, match="is one process's own"):
+        check_shared("memory://")
 
 
 def test_opening_ranges_connects_to_nothing():
@@ -33,6 +40,16 @@ def test_a_local_address_needs_a_folder():
 
 def test_an_address_that_depends_on_the_working_folder_is_not_shared():
     with pytest.raises(InvalidArgumentError, match="absolute path"):
-        broker_kind("local://data").check_shared("local://data")
-    broker_kind("local:///data").check_shared("local:///data")
-    broker_kind("nats://host").check_shared("nats://host")
+        check_shared("local://data", everywhere=True)
+    check_shared("local:///data", everywhere=True)
+    check_shared("nats://host", everywhere=True)
+
+
+def test_whoever_registers_a_broker_of_one_process_need_not_refuse_by_itself():
+    async def nobody(url, clock):
+        raise AssertionError("it is not opened")
+
+    register_broker("alone", BrokerKind(nobody, shared=False))
+    for url in ("alone://", "ALONE://x"):
+        with pytest.raises(InvalidArgumentError, match="alone:// is one process's own"):
+            check_shared(url)

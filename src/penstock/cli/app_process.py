@@ -19,6 +19,7 @@ import msgspec
 from penstock.cli.loading import load_app
 from penstock.cli.log_lines import write_logs
 from penstock.cli.pages import Page, serving
+from penstock.connect import check_shared
 from penstock.consuming import App
 from penstock.errors import InvalidArgumentError, NotFoundError, PenstockError
 from penstock.observing import PrometheusObserver
@@ -78,11 +79,8 @@ def _load(orders: Orders) -> App:
         raise InvalidArgumentError(f"{orders.app} cannot be imported: {error}") from error
     if orders.url is not None:
         app.url = orders.url
-    if orders.shared and app.url.startswith("memory:"):
-        raise InvalidArgumentError(
-            "The broker memory:// is one process's own; for several give one they share, such as "
-            "--url local://./data"
-        )
+    if orders.shared:
+        check_shared(app.url)
     if orders.metrics:
         app.observe(PrometheusObserver.of())
     app.bindings()

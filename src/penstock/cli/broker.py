@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from penstock.client import PubSub
+from penstock.connect import check_shared
 from penstock.errors import InvalidArgumentError
 
 T = TypeVar("T")
@@ -47,11 +48,12 @@ def with_pubsub(url: str | None, work: Callable[[PubSub], Awaitable[T]]) -> T:
 
 def shared_url(url: str | None) -> str:
     """An address at which other processes find the same broker."""
-    if url is None or url.startswith("memory:"):
+    if url is None:
         raise InvalidArgumentError(
             "Which broker? Give one that other processes share, such as --url local://./data or "
             "--url nats://127.0.0.1, or set PENSTOCK_URL"
         )
+    check_shared(url)
     return url
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from penstock.cli.broker import (
     safe,
     with_pubsub,
 )
+from penstock.cli.sharing import with_options
 from penstock.client import PubSub
 from penstock.dead_letters import DeadLetter, Replay, Selection
 from penstock.errors import InvalidArgumentError
@@ -28,55 +30,83 @@ from penstock.errors import InvalidArgumentError
 dead = typer.Typer(help="Messages that were given up.", no_args_is_help=True)
 
 TopicName = Annotated[str, typer.Argument(help="The dead-letter topic.", metavar="TOPIC")]
-Sequences = Annotated[
+Numbers = Annotated[
     list[int] | None, typer.Argument(help="Letters by number.", metavar="[NUMBER]...")
 ]
-Reason = Annotated[str | None, typer.Option(help="Only with this reason; * is anything.")]
-Error = Annotated[str | None, typer.Option(help="Only with this error; * is anything.")]
-From = Annotated[
-    str | None, typer.Option("--subscription", help="Only what this subscription gave up.")
-]
-Since = Annotated[
-    str | None, typer.Option(help="Only given up since: 2026-01-31T12:00, or 2h for so long ago.")
-]
-Until = Annotated[str | None, typer.Option(help="Only given up before.")]
-Where = Annotated[
-    str, typer.Option("--filter", help="Only with attributes like 'attributes.tenant = \"acme\"'.")
-]
-Limit = Annotated[int | None, typer.Option(min=1, help="The first so many.")]
 Settled = Annotated[bool, typer.Option("--settled", help="Also what was replayed or discarded.")]
 All = Annotated[bool, typer.Option("--all", help="All of them, when nothing else is asked for.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
 
 
-@dead.command("list")
-def list_letters(
-    topic: TopicName,
+@dataclass(frozen=True)
+class Wanted:
+    """What a command gets that is declared `with_selection`."""
+
+    url: str | None
+    selection: Selection
+    json: bool
+
+    def of(self, numbers: list[int] | None, everything: bool) -> Selection:
+        """What is to be changed, which has to be said: numbers, some option, or all."""
+        selection = replace(self.selection, sequences=frozenset(numbers) if numbers else None)
+        if selection.everything and not everything:
+            raise InvalidArgumentError(
+                "Which letters? Give numbers, an option such as --reason, or --all for all of them"
+            )
+        return selection
+
+
+def _selection_options(
     url: BrokerUrl = None,
-    reason: Reason = None,
-    error: Error = None,
-    subscription: From = None,
-    since: Since = None,
-    until: Until = None,
-    where: Where = "",
-    limit: Limit = None,
-    settled: Settled = False,
+    reason: Annotated[
+        str | None, typer.Option(help="Only with this reason; * is anything.")
+    ] = None,
+    error: Annotated[str | None, typer.Option(help="Only with this error; * is anything.")] = None,
+    subscription: Annotated[
+        str | None, typer.Option(help="Only what this subscription gave up.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Only given up since: 2026-01-31T12:00, or 2h for so long ago."),
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Only given up before.")] = None,
+    where: Annotated[
+        str,
+        typer.Option("--filter", help="Only with attributes like 'attributes.tenant = \"acme\"'."),
+    ] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
     json: AsJson = False,
-) -> None:
-    """List letters, oldest first."""
-    selection = _selection(
-        None, reason, error, subscription, since, until, where, limit, settled=settled
+) -> AbstractContextManager[Wanted]:
+    selection = Selection(
+        reason=reason,
+        error=error,
+        subscription=subscription,
+        since=moment(since),
+        until=moment(until),
+        filter=where,
+        limit=limit,
     )
+    return nullcontext(Wanted(url, selection, json))
+
+
+with_selection = with_options(_selection_options)
+
+
+@dead.command("list")
+@with_selection
+def list_letters(wanted: Wanted, topic: TopicName, settled: Settled = False) -> None:
+    """List letters, oldest first."""
+    selection = replace(wanted.selection, settled=settled)
 
     async def work(pubsub: PubSub) -> None:
         letters = pubsub.dead_letters(topic).read(selection)
-        if json:
+        if wanted.json:
             async for letter in letters:
                 print_json(_as_json(letter))
         else:
             _show_table(topic, [letter async for letter in letters])
 
-    with_pubsub(url, work)
+    with_pubsub(wanted.url, work)
 
 
 @dead.command()
@@ -101,31 +131,24 @@ def show(
 
 
 @dead.command()
+@with_selection
 def replay(
+    wanted: Wanted,
     topic: TopicName,
-    numbers: Sequences = None,
-    url: BrokerUrl = None,
+    numbers: Numbers = None,
     to: Annotated[str | None, typer.Option(help="To this topic, not where they came from.")] = None,
-    reason: Reason = None,
-    error: Error = None,
-    subscription: From = None,
-    since: Since = None,
-    until: Until = None,
-    where: Where = "",
-    limit: Limit = None,
     everything: All = False,
     dry_run: DryRun = False,
-    json: AsJson = False,
 ) -> None:
     """Send letters again, under new ids. Interrupted, it can be run again."""
-    selection = _selection(numbers, reason, error, subscription, since, until, where, limit)
-    _check_meant(selection, everything)
+    selection = wanted.of(numbers, everything)
 
-    async def work(pubsub: PubSub) -> Replay:
+    async def work(pubsub: PubSub) -> Replay | None:
         letters = pubsub.dead_letters(topic)
         total = await letters.count(selection)
         if dry_run:
-            return _say_dry(total, "would be sent again", json)
+            _say_dry(total, "would be sent again", wanted.json)
+            return None
         with _bar("Replaying", total) as advance:
             return await letters.replay(
                 selection,
@@ -133,79 +156,39 @@ def replay(
                 on_progress=lambda r: advance(r.replayed + r.repeated + len(r.failed)),
             )
 
-    result = with_pubsub(url, work)
-    if not dry_run:
-        _say_replayed(result, json)
-    if result.failed:
-        raise typer.Exit(1)
+    result = with_pubsub(wanted.url, work)
+    if result is not None:
+        _say_replayed(result, wanted.json)
+        if result.failed:
+            raise typer.Exit(1)
 
 
 @dead.command()
+@with_selection
 def discard(
+    wanted: Wanted,
     topic: TopicName,
-    numbers: Sequences = None,
-    url: BrokerUrl = None,
-    reason: Reason = None,
-    error: Error = None,
-    subscription: From = None,
-    since: Since = None,
-    until: Until = None,
-    where: Where = "",
-    limit: Limit = None,
+    numbers: Numbers = None,
     everything: All = False,
     dry_run: DryRun = False,
-    json: AsJson = False,
 ) -> None:
     """Put letters away: they are not listed any more, and gone when the topic forgets them."""
-    selection = _selection(numbers, reason, error, subscription, since, until, where, limit)
-    _check_meant(selection, everything)
+    selection = wanted.of(numbers, everything)
 
     async def work(pubsub: PubSub) -> int | None:
         letters = pubsub.dead_letters(topic)
         total = await letters.count(selection)
         if dry_run:
-            _say_dry(total, "would be discarded", json)
+            _say_dry(total, "would be discarded", wanted.json)
             return None
         with _bar("Discarding", total) as advance:
             return await letters.discard(selection, on_progress=advance)
 
-    count = with_pubsub(url, work)
-    if count is not None and json:
+    count = with_pubsub(wanted.url, work)
+    if count is not None and wanted.json:
         print_json({"discarded": count})
     elif count is not None:
         typer.echo(f"Discarded {count:,}.")
-
-
-def _selection(
-    numbers: list[int] | None,
-    reason: str | None,
-    error: str | None,
-    subscription: str | None,
-    since: str | None,
-    until: str | None,
-    where: str,
-    limit: int | None,
-    *,
-    settled: bool = False,
-) -> Selection:
-    return Selection(
-        sequences=frozenset(numbers) if numbers else None,
-        reason=reason,
-        error=error,
-        subscription=subscription,
-        since=moment(since),
-        until=moment(until),
-        filter=where,
-        limit=limit,
-        settled=settled,
-    )
-
-
-def _check_meant(selection: Selection, everything: bool) -> None:
-    if selection.everything and not everything:
-        raise InvalidArgumentError(
-            "Which letters? Give numbers, an option such as --reason, or --all for all of them"
-        )
 
 
 def _as_json(letter: DeadLetter) -> dict[str, Any]:
@@ -272,12 +255,11 @@ class _Bar:
         self._progress.stop()
 
 
-def _say_dry(total: int, what: str, json: bool) -> Replay:
+def _say_dry(total: int, what: str, json: bool) -> None:
     if json:
         print_json({"matching": total})
     else:
         typer.echo(f"{total:,} {what}.")
-    return Replay(0, 0, {})
 
 
 def _say_replayed(result: Replay, json: bool) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.api import Api
-from penstock.connect import broker_kind
-from penstock.errors import InvalidArgumentError
+from penstock.cli.sharing import with_options
+from penstock.connect import check_shared
 from penstock.jobs.pipeline.declaration import Pipeline, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA, MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings, load_settings
@@ -39,12 +36,7 @@ class SettingsOptions:
         """The settings, with what the command has to say itself."""
         pipeline = MEDIA if self.pipeline == MEDIA_REFERENCE else pipeline_here(self.pipeline)
         settings = load_settings(self.config, pipeline=pipeline, **self.given, **own)
-        if not broker_kind(settings.url).shared:
-            scheme = settings.url.partition("://")[0]
-            raise InvalidArgumentError(
-                f"The broker {scheme}:// cannot be shared with other processes; give one that can, "
-                "such as --url local://./penstock-data or --url nats://127.0.0.1"
-            )
+        check_shared(settings.url)
         return settings
 
 
@@ -92,37 +84,5 @@ def _api_options(
     return Api(api, token)
 
 
-def _shared(
-    options: Callable[..., AbstractContextManager[Any]],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the parameters of `options` in place of its own first one, which is what
-    `options` makes of them, entered."""
-    parameters = _parameters(options)
-
-    def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        own = _parameters(command)[1:]
-
-        @wraps(command)
-        def run(**given: Any) -> None:
-            mine = {parameter.name: given.pop(parameter.name) for parameter in parameters}
-            with options(**mine) as made:
-                command(made, **given)
-
-        every = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *parameters)]
-        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
-        return run
-
-    return wrap
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(function, include_extras=True)
-    return [
-        parameter.replace(annotation=hints[name])
-        for name, parameter in inspect.signature(function).parameters.items()
-    ]
-
-
-with_settings = _shared(_settings_options)
-with_api = _shared(_api_options)
+with_settings = with_options(_settings_options)
+with_api = with_options(_api_options)

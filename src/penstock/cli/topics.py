@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.broker import Extent, Log, SubscriptionStatus
+from penstock.capabilities import log_of
 from penstock.cli.broker import (
     AsJson,
     BrokerUrl,
@@ -221,11 +222,7 @@ async def _tail(
     bodies: bool,
     json: bool,
 ) -> None:
-    log = (await pubsub.broker()).log
-    if log is None:
-        raise UnimplementedError(
-            f"Topic {topic!r} cannot be read: this broker keeps no log; make a subscription"
-        )
+    log = log_of(await pubsub.broker(), f"Reading topic {topic!r}")
     extent = await log.extent(topic)
     for record in await _last(log, topic, extent, last, since, where):
         _show_record(record, bodies, json)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock.connect import broker_kind
 from penstock.consuming.app import App
 from penstock.consuming.bodies import BYTES, MSGPACK, TEXT, content_type_of, uses_pydantic
 from penstock.consuming.calling import Binding
@@ -138,10 +139,10 @@ def _headers(binding: Binding) -> Document | None:
 
 def _servers(url: str) -> Document:
     parts = urlsplit(url)
-    if parts.scheme in ("memory", "local") or not parts.hostname:
+    protocol = broker_kind(url).protocol
+    if protocol is None or not parts.hostname:
         return {}
     host = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
-    protocol = {"tls": "nats", "pubsub": "googlepubsub"}.get(parts.scheme, parts.scheme)
     return {"servers": {"broker": {"host": host, "protocol": protocol}}}
 
 

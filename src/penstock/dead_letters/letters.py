@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.broker import Broker, Log
+from penstock.capabilities import log_of
 from penstock.clock import Clock
 from penstock.config import check_name
 from penstock.dead_letters.letter import DeadLetter, read_letter
@@ -18,7 +19,6 @@ from penstock.errors import (
     InvalidArgumentError,
     NotFoundError,
     PenstockError,
-    UnimplementedError,
 )
 from penstock.publishing import Flight, ManagedPublisher, PublishRetry
 
@@ -149,13 +149,7 @@ class DeadLetters:
             raise error
 
     async def _log(self) -> Log:
-        log = (await self._client.broker()).log
-        if log is None:
-            raise UnimplementedError(
-                f"The dead letters of {self.topic!r} cannot be read: this broker keeps no log; "
-                "subscribe to the topic instead"
-            )
-        return log
+        return log_of(await self._client.broker(), f"Reading the dead letters of {self.topic!r}")
 
 
 async def _send(

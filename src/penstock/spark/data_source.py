@@ -48,7 +48,8 @@ class PenstockDataSource(DataSource):
         options = self._source_options()
         if options.mode != "log":
             raise InvalidArgumentError(
-                "This broker keeps no log to read as a table; use readStream"
+                f"What is behind {options.url.partition('://')[0]}:// keeps no log to read as a "
+                "table; use readStream"
             )
         check_schema(schema, headers=options.include_headers)
         return LogReader(options, schema)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from penstock.config import check_name
-from penstock.connect import broker_kind
+from penstock.connect import broker_kind, check_shared
 from penstock.errors import InvalidArgumentError
 from penstock.rules.filters import parse_filter
 from penstock.spark.source.offsets import EARLIEST, LATEST, Position
@@ -132,8 +132,8 @@ class SinkOptions:
             )
         if found.fence and not _has_ranges(found.url):
             raise InvalidArgumentError(
-                "fence=true looks through the topic for what is stored, and this broker keeps no "
-                "log; leave it out, or use nats://, tls:// or local://"
+                "fence=true looks through the topic for what is stored, and what is behind "
+                f"{found.url.partition('://')[0]}:// keeps no log that Spark can read; leave it out"
             )
         return found
 
@@ -162,7 +162,7 @@ class _Options:
                 "Set option 'url' to the broker: nats://HOST, tls://HOST or local:///DIR"
             )
         try:
-            broker_kind(url).check_shared(url)
+            check_shared(url, everywhere=True)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"Option 'url', for Spark's processes: {error}") from None
         return url

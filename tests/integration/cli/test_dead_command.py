@@ -131,7 +131,7 @@ def test_letters_and_topics_that_are_not_there(url, few):
 
 
 def test_a_broker_in_memory_is_nobodys_but_its_processs():
-    with pytest.raises(InvalidArgumentError, match="PENSTOCK_URL"):
+    with pytest.raises(InvalidArgumentError, match="memory:// is one process's own"):
         run("memory://", "list", "orders-dead")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -236,9 +237,9 @@ async def test_a_letter_that_does_not_say_where_it_came_from_needs_to_be_told():
 
 async def test_a_broker_without_a_log_says_what_to_do_instead():
     broker = await connect(clock=VirtualClock())
-    broker.log = None
+    broker.capabilities = replace(broker.capabilities, replay=False)
     pubsub = PubSub(broker=broker)
-    with pytest.raises(UnimplementedError, match="subscribe to the topic instead"):
+    with pytest.raises(UnimplementedError, match="'replay'.* make a subscription"):
         await pubsub.dead_letters("dead").count()
 
 

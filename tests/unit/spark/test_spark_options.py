@@ -33,7 +33,7 @@ def test_a_broker_with_ranges_is_read_as_a_log_and_any_other_as_a_queue():
     [
         ("", "Set option 'url'"),
         ("nowhere://", "No broker for nowhere://"),
-        ("memory://", "lives in one process"),
+        ("memory://", "is one process's own"),
         ("local://data", "absolute path"),
     ],
 )

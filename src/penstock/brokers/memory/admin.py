@@ -39,7 +39,6 @@ class MemoryAdmin:
     async def create_topic(self, config: TopicConfig) -> None:
         self._registry.check_open()
         _check_new("Topic", config.name, self._registry.topics)
-        _check_one_copy("Topic", config.name, config.replicas)
         self._registry.topics[config.name] = TopicState(config)
 
     async def delete_topic(self, topic: str) -> None:
@@ -76,7 +75,6 @@ class MemoryAdmin:
                 f"Subscription {config.name!r}: the memory broker does not push; leave push out"
             )
         _check_new("Subscription", config.name, self._registry.subscriptions)
-        _check_one_copy("Subscription", config.name, config.replicas)
         if config.dead_letter_policy is not None:
             self._registry.topic(config.dead_letter_policy.topic)
         subscription = self._new_subscription(config)
@@ -225,14 +223,6 @@ class MemoryAdmin:
 
     def _drop_snapshot(self, name: str) -> None:
         self._registry.snapshots.pop(name).topic.drop_snapshot(name)
-
-
-def _check_one_copy(kind: str, name: str, replicas: int | None) -> None:
-    if replicas is not None and replicas > 1:
-        raise UnimplementedError(
-            f"{kind} {name!r} cannot have {replicas} replicas: the memory broker is one process; "
-            "leave them out"
-        )
 
 
 def _check_new(kind: str, name: str, existing: object) -> None:

@@ -60,6 +60,7 @@ class NatsBroker:
         push=True,
         expectations=True,
         ttl=True,
+        replicas=True,
         updates=True,
         expiration=True,
         seek=True,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.connect import broker_kind
+from penstock.connect import check_shared
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
@@ -71,12 +71,7 @@ class PipelineOptions:
 
 def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ...]:
     """The names of the queries to run; an error when they cannot be run like that."""
-    if not broker_kind(settings.url).shared:
-        scheme = settings.url.partition("://")[0]
-        raise InvalidArgumentError(
-            f"Spark runs in processes of its own, which cannot see {scheme}://; use local://DIR or "
-            "nats://…"
-        )
+    check_shared(settings.url)
     pipeline = pipeline_of(options.pipeline)
     if pipeline is not settings.pipeline:
         raise InvalidArgumentError(

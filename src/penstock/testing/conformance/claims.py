@@ -120,7 +120,24 @@ class Claims:
         await asyncio.sleep(3.5)
         assert [d.record.data for d in await scene.pull(sub)] == [b"long", b"for ever"]
 
+    @behaviour("replicas")
+    async def test_there_are_as_many_replicas_as_asked_for_or_none(self, scene: Scene) -> None:
+        topic = scene.pubsub.topic(scene.name("copies"))
+        try:
+            await topic.create(replicas=2)
+        except FailedPreconditionError:  # Fewer servers than that.
+            assert not await topic.exists()
+        else:
+            assert (await topic.describe()).config.replicas == 2
+
     # Not claimed, and refused.
+
+    @behaviour(lacks="replicas")
+    async def test_replicas_are_refused(self, scene: Scene) -> None:
+        await _option_refused(scene, "replicas", replicas=2)
+        topic = scene.pubsub.topic(scene.name("copies"))
+        await _refused(scene, "replicas", lambda: topic.create(replicas=2))
+        assert not await topic.exists()
 
     @behaviour(lacks="filters")
     async def test_a_filter_is_refused(self, scene: Scene) -> None:

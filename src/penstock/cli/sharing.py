@@ -1,0 +1,41 @@
+"""Parameters that several commands have, declared once and given to them as one value."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from typing import Any, get_type_hints
+
+
+def with_options(
+    options: Callable[..., AbstractContextManager[Any]],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the parameters of `options` in place of its own first one, which is what
+    `options` makes of them, entered."""
+    parameters = _parameters(options)
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        own = _parameters(command)[1:]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            mine = {parameter.name: given.pop(parameter.name) for parameter in parameters}
+            with options(**mine) as made:
+                command(made, **given)
+
+        every = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *parameters)]
+        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+        return run
+
+    return wrap
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(function, include_extras=True)
+    return [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in inspect.signature(function).parameters.items()
+    ]
