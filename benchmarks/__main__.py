@@ -12,6 +12,7 @@ from importlib import import_module
 PARTS = (
     "memory_broker",
     "jetstream",
+    "jetstream_latency",
     "google",
     "apps",
     "outbox",

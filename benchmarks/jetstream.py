@@ -79,7 +79,7 @@ class Publishers:
         watch = Stopwatch()
         for n in range(self.messages):
             headers = {"Nats-Msg-Id": f"np-{self._runs}-{n}"}
-            await context.publish_async("orders", PAYLOAD, headers=headers, wait_stall=60)
+            await context.publish_async("orders", PAYLOAD, headers=headers)
         await context.publish_async_completed()
         took = watch.per(self.messages)
         await client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ class Catalogue:
         self._connection = connection
         self._consumers: dict[str, Consumer] = {}
         self._routes: dict[str, tuple[str, ...]] = {}
+        self._asking: dict[str, asyncio.Task[tuple[str, ...]]] = {}
         self.on_forget: Callable[[str], object] = lambda _: None
 
     async def routes(self, topic: str) -> tuple[str, ...]:
@@ -31,12 +33,28 @@ class Catalogue:
         costs filtering on the server and nothing else."""
         known = self._routes.get(topic)
         if known is None:
-            try:
-                known = topic_config(await self.stream_info(topic)).routed_attributes
-            except PermissionDeniedError:
-                known = ()
-            self._routes[topic] = known
+            asking = self._asking.get(topic)
+            if asking is None:
+                # One question for all who wait, so that none overtakes another. Owned here, and
+                # ends with its answer: whoever asked first may not live to hear it.
+                asking = asyncio.get_running_loop().create_task(self._ask_routes(topic))
+                self._asking[topic] = asking
+                asking.add_done_callback(lambda task: self._asked(topic, task))
+            known = await asyncio.shield(asking)
         return known
+
+    async def _ask_routes(self, topic: str) -> tuple[str, ...]:
+        try:
+            known = topic_config(await self.stream_info(topic)).routed_attributes
+        except PermissionDeniedError:
+            known = ()
+        self._routes[topic] = known
+        return known
+
+    def _asked(self, topic: str, asking: asyncio.Task[tuple[str, ...]]) -> None:
+        del self._asking[topic]
+        if not asking.cancelled():
+            asking.exception()  # Seen: whoever still waits is told.
 
     def forget_routes(self, topic: str) -> None:
         self._routes.pop(topic, None)

@@ -104,3 +104,49 @@ async def test_a_cancelled_ping_leaves_the_connection_alive(server):
         await asyncio.sleep(0.2)
         assert await topic.publish_message(b"x")
         assert await broker.ping() < 5
+
+
+async def test_a_pull_is_one_request_whether_it_waits_or_not(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("one-request").create()
+        sub = await topic.subscription("one-request-sub").create()
+        broker = await pubsub.broker()
+        written = []
+        write = broker._connection.wire.write
+
+        async def watched(parts, **how):
+            written.extend(part for part in parts if b"MSG.NEXT" in part)
+            await write(parts, **how)
+
+        broker._connection.wire.write = watched
+        pulling = asyncio.ensure_future(
+            broker.pull(sub.name, max_messages=10, max_bytes=10**6, wait=10)
+        )
+        await asyncio.sleep(0.1)
+        await topic.publish_message(b"awaited")
+        assert [d.record.data for d in await pulling] == [b"awaited"]
+        assert len(written) == 1
+        for n in range(3):
+            await topic.publish_message(b"%d" % n)
+        found = await broker.pull(sub.name, max_messages=10, max_bytes=10**6, wait=10)
+        assert [d.record.data for d in found] == [b"0", b"1", b"2"]
+        assert len(written) == 2
+
+
+async def test_pulls_side_by_side_lose_nothing_and_deliver_nothing_twice(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("side-by-side").create()
+        sub = await topic.subscription("side-by-side-sub").create()
+        broker = await pubsub.broker()
+        found = []
+
+        async def keep_pulling():
+            while len(found) < 300:
+                found.extend(await broker.pull(sub.name, max_messages=7, max_bytes=2000, wait=0.2))
+
+        pulls = [asyncio.ensure_future(keep_pulling()) for _ in range(5)]
+        for n in range(300):
+            await topic.publish_message(b"%d" % n + bytes(n))
+        await asyncio.gather(*pulls)
+        assert sorted(d.record.sequence for d in found) == list(range(1, 301))
+        assert {d.delivery_attempt for d in found} == {1}

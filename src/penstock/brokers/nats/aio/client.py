@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import nats.aio.client
@@ -57,11 +58,37 @@ def check_compatible() -> None:
 class SteadyClient(nats.aio.client.Client):
     """One connection, kept for as long as it is not closed."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._leaving: list[bytes] = []
+
     # What we do on it.
 
     @property
     def io(self) -> Transport:
         return cast("Transport", self._transport)
+
+    def send(self, data: bytes) -> None:
+        """Write with what else is sent in this turn of the event loop: an ack, the next pull and
+        what a handler publishes are one call to the system, not three."""
+        if not self._leaving:
+            asyncio.get_running_loop().call_soon(self.send_now)
+        self._leaving.append(data)
+
+    def send_now(self) -> None:
+        """Write what waits for the end of this turn."""
+        leaving = b"".join(self._leaving)
+        self._leaving.clear()
+        if leaving and self.is_connected:
+            # What is wrong with the connection is told by whoever reads.
+            with suppress(OSError, RuntimeError):
+                self.io.write(leaving)
+
+    @property
+    def behind(self) -> bool:
+        """The socket has not taken all that was written."""
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer is None or writer.transport.get_write_buffer_size() > 0
 
     def subscribe_now(self, subject: str, queue: str) -> int:
         """Subscribe, also on every later connection; nothing written after it overtakes it.
@@ -72,19 +99,19 @@ class SteadyClient(nats.aio.client.Client):
         number = self._sid
         # Never started: its messages are taken by the parser. It is what is subscribed again.
         self._subs[number] = Subscription(self, number, subject, queue=queue)
-        self.io.write(b"SUB %b %b %d\r\n" % (subject.encode(), queue.encode(), number))
+        self.send(b"SUB %b %b %d\r\n" % (subject.encode(), queue.encode(), number))
         return number
 
     def unsubscribe_now(self, number: int) -> None:
         self._remove_sub(number)
         if self.is_connected:
-            self.io.write(b"UNSUB %d\r\n" % number)
+            self.send(b"UNSUB %d\r\n" % number)
 
     def ping_now(self) -> asyncio.Future[bool]:
         """Done when the server has answered; may be cancelled."""
         pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._pongs.append(pong)
-        self.io.write(_PING)
+        self.send(_PING)
         return pong
 
     def reconnect_for_ever(self) -> None:
@@ -101,7 +128,7 @@ class SteadyClient(nats.aio.client.Client):
     # What nats-py does on it.
 
     async def _process_ping(self) -> None:
-        self.io.write(_PONG)
+        self.send(_PONG)
 
     async def _process_pong(self) -> None:
         self._pings_outstanding = 0

@@ -130,6 +130,7 @@ class Connection:
             self.wire.closed = True
             self.wire.lost()
             self.wire.found()
+            self._client.send_now()
             await self._close_client()
 
     async def _close_client(self) -> None:

@@ -175,7 +175,7 @@ class Publishing:
     async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
         """Write and wait; returns what to say of those that were not answered."""
         try:
-            await self._wire.write(parts)
+            await self._wire.write(parts, at_once=True)
             async with asyncio.timeout(self._connection.options.timeout):
                 await call.done
         except TimeoutError:

@@ -102,21 +102,13 @@ class Pulling:
     async def pull(
         self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
     ) -> list[Raw]:
-        """What is there now; else the first that comes within `wait` seconds and what follows."""
+        """What is there now; else what comes first within `wait` seconds.
+
+        One request for both: the server ends it as soon as it has sent something and has no more.
+        """
         await self._wire.until_connected(min(wait, self._wire.timeout))
-        found: list[Raw] = []
-        try:
-            with self._inbox() as inbox:
-                found = await self._ask(inbox, consumer, max_messages, max_bytes, 0)
-                if not found and wait > 0:
-                    found = await self._ask(inbox, consumer, 1, 0, wait)
-                    left = max_bytes - sum(len(raw[2]) + len(raw[3]) for raw in found)
-                    if found and max_messages > 1 and left > 0:
-                        found += await self._ask(inbox, consumer, max_messages - 1, left, 0)
-        except BaseException:
-            self.give_back([reply for _, reply, _, _ in found])
-            raise
-        return found
+        with self._inbox() as inbox:
+            return await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
 
     def give_back(self, replies: list[bytes]) -> None:
         """Nobody looks at these deliveries; without waiting, and lost with the connection, in
@@ -149,11 +141,9 @@ class Pulling:
     async def _ask(
         self, inbox: Inbox, consumer: Consumer, batch: int, max_bytes: int, wait: float
     ) -> list[Raw]:
-        request: dict[str, object] = {"batch": batch}
+        request: dict[str, object] = {"batch": batch, "no_wait": True}
         if wait:
             request["expires"] = int(wait * NS)
-        else:
-            request["no_wait"] = True
         if max_bytes:
             request["max_bytes"] = max_bytes
         subject = next_message(consumer.stream, consumer.name).encode()

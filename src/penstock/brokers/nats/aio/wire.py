@@ -22,6 +22,8 @@ from penstock.errors import ClosedError, PenstockError, UnavailableError
 # Bytes that are written before waiting for the socket to take them.
 WRITE_CHUNK = 512 * 1024
 _LINGER = 5.0
+# So many operations are no batch, and not worth a call to the system.
+_FEW = 8
 
 
 class Wire:
@@ -109,11 +111,18 @@ class Wire:
     def post(self, parts: list[bytes]) -> None:
         """Send a few small operations without waiting; nothing happens while not connected."""
         if self._client.is_connected:
-            self._client.io.write(b"".join(parts))
+            self._client.send(b"".join(parts))
 
-    async def write(self, parts: list[bytes]) -> None:
-        """Send complete operations, in order, waiting when the socket is behind."""
+    async def write(self, parts: list[bytes], *, at_once: bool = False) -> None:
+        """Send complete operations, in order, waiting when the socket is behind. Few of them leave
+        with what else is sent in this turn of the loop, or `at_once`."""
         self.check_connected()
+        if len(parts) <= _FEW and not self._client.behind:
+            self._client.send(b"".join(parts))
+            if at_once:
+                self._client.send_now()
+            return
+        self._client.send_now()
         try:
             async with asyncio.timeout(self.timeout):
                 await self._write(parts)
