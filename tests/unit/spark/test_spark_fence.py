@@ -7,7 +7,7 @@ from penstock.message import Draft
 from penstock.rules.backoff import Backoff
 from penstock.spark.options import SinkOptions
 from penstock.spark.ranges import PatientRanges
-from penstock.spark.sink.fence import Fence
+from penstock.spark.sink.fence import Attempt, Fence, Tally
 from tests.support.range_logs import FakeRangeLog
 
 OPTIONS = SinkOptions.of({"url": "nats://nowhere", "topic": "copied", "fence": "true"})
@@ -24,68 +24,91 @@ def drafts(*numbers):
     return [("copied", Draft(b"%d" % n, message_id=f"id-{n}")) for n in numbers]
 
 
-def begun(log, batch, partition=0):
-    fence = Fence(log, OPTIONS, "query", partition, batch)
-    fence.begin()
+def begun(log, batch, attempt="first", **how):
+    fence = Fence(log, OPTIONS, Attempt("query", batch, attempt))
+    fence.begin(**how)
     return fence
 
 
 def publish(log, fence, *numbers):
-    """What the sink does with a batch."""
-    fence.count(drafts(*numbers))
+    """What a task does with its rows."""
     missing = fence.not_stored(drafts(*numbers))
     for _, draft in missing:
         log.topics["copied"].add(draft)
     return [draft.message_id for _, draft in missing]
 
 
+def tally(*numbers):
+    made = Tally()
+    made.count(drafts(*numbers))
+    return made
+
+
 def test_a_batch_that_was_sealed_is_only_looked_at_again(log):
     fence = begun(log, 1)
     publish(log, fence, 1, 2)
-    fence.seal()
-    again = begun(log, 1)
+    fence.seal(tally(1, 2))
+    again = begun(log, 1, "second")
     assert again.is_done
-    again.count(drafts(2, 1))
-    again.check_same()
+    again.seal(tally(2, 1))
 
 
 def test_a_batch_that_died_half_way_stores_only_what_is_missing(log):
     publish(log, begun(log, 1), 1, 2)
-    again = begun(log, 1)
+    again = begun(log, 1, "second")
     assert not again.is_done
     assert publish(log, again, 1, 2, 3) == ["id-3"]
+
+
+def test_a_batch_that_died_half_way_may_be_shared_out_otherwise(log):
+    publish(log, begun(log, 1), 1, 2)
+    publish(log, begun(log, 1), 3)
+    stored = [publish(log, begun(log, 1, "second"), *some) for some in ((4, 3), (2,), (1, 5))]
+    assert stored == [["id-4"], [], ["id-5"]]
+
+
+def test_tasks_of_one_attempt_share_a_mark_and_look_at_nothing(log):
+    publish(log, begun(log, 1), 1)
+    assert publish(log, begun(log, 1), 1) == ["id-1"]
+    assert not any(call.startswith("read") for call in log.calls)
+
+
+def test_a_task_that_is_run_again_stores_only_what_is_missing(log):
+    publish(log, begun(log, 1), 1)
+    assert publish(log, begun(log, 1, task_again=True), 1, 2) == ["id-2"]
 
 
 def test_the_next_batch_begins_afresh(log):
     fence = begun(log, 1)
     publish(log, fence, 1, 2)
-    fence.seal()
+    fence.seal(tally(1, 2))
     assert publish(log, begun(log, 2), 1, 2) == ["id-1", "id-2"]
 
 
 def test_a_batch_with_other_rows_is_refused(log):
     fence = begun(log, 1)
     publish(log, fence, 1, 2)
-    fence.seal()
-    again = begun(log, 1)
-    again.count(drafts(1, 3))
+    fence.seal(tally(1, 2))
     with pytest.raises(FailedPreconditionError, match="now has 2 or others"):
-        again.check_same()
+        begun(log, 1, "second").seal(tally(1, 3))
 
 
 def test_an_older_batch_is_refused(log):
     begun(log, 5)
     with pytest.raises(FailedPreconditionError, match="went back in time"):
         begun(log, 4)
-    begun(log, 4, partition=1)
 
 
-def test_of_two_attempts_at_a_batch_the_second_to_write_is_refused(log):
-    begun(log, 1)
-    slow, fast = begun(log, 1), begun(log, 1)
-    fast.seal()
-    with pytest.raises(FailedPreconditionError, match="Another attempt is writing batch 1"):
-        slow.seal()
+def test_a_second_attempt_takes_the_batch_over_and_the_first_is_refused(log):
+    slow = begun(log, 1)
+    fast = begun(log, 1, "second")
+    with pytest.raises(FailedPreconditionError, match="Another attempt has taken batch 1"):
+        slow.check()
+    with pytest.raises(FailedPreconditionError, match="Another attempt has taken batch 1"):
+        slow.seal(tally(1))
+    fast.check()
+    fast.seal(tally(1))
+    assert begun(log, 1, "third").is_done
 
 
 class LosesAnswers(FakeRangeLog):
@@ -106,5 +129,5 @@ def test_a_mark_whose_answer_was_lost_is_known_to_be_ours():
     patient = PatientRanges(log, 60.0, proven=True, backoff=Backoff(initial=1e-6, maximum=1e-6))
     fence = begun(patient, 1)
     publish(log, fence, 1)
-    fence.seal()
-    assert begun(patient, 1).is_done
+    fence.seal(tally(1))
+    assert begun(patient, 1, "second").is_done

@@ -43,6 +43,8 @@ class Sender:
         ]
         self._flying = deque()
         self.duplicates = 0
+        self.unexpected = 0
+        """Duplicates among what was sent for the first time."""
 
     async def send(self, drafts: list[tuple[str, Draft]]) -> None:
         while len(self._flying) >= _FLYING:
@@ -70,13 +72,15 @@ class Sender:
                 raise error
             await asyncio.sleep(pause)
             drafts = [draft for draft, _ in failed]
-            failed = _faults(drafts, await self._call(drafts))
+            failed = _faults(drafts, await self._call(drafts, again=True))
 
     async def _failed(self) -> list[tuple[tuple[str, Draft], PenstockError]]:
         drafts, call = self._flying.popleft()
         return _faults(drafts, await call)
 
-    async def _call(self, drafts: list[tuple[str, Draft]]) -> list[PenstockError | None]:
+    async def _call(
+        self, drafts: list[tuple[str, Draft]], *, again: bool = False
+    ) -> list[PenstockError | None]:
         """One call a topic, in order; None for what is stored."""
         outcome: list[PenstockError | None] = []
         for topic, group in groupby(drafts, key=lambda pair: pair[0]):
@@ -92,6 +96,7 @@ class Sender:
                 else:
                     outcome.append(None)
                     self.duplicates += answer.duplicate
+                    self.unexpected += answer.duplicate and not again
         return outcome
 
 

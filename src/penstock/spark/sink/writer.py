@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +20,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
 from penstock.errors import InvalidArgumentError
-from penstock.message import MAX_DATA_BYTES, Draft
 from penstock.spark.options import SinkOptions
-from penstock.spark.sink.fence import Fence, open_fence
+from penstock.spark.sink.fence import Attempt, Fence, Tally, open_fence
+from penstock.spark.sink.rows import Rows
 from penstock.spark.sink.sender import Sender, connected
 
+_log = logging.getLogger("penstock.spark")
 _TEXT = (StringType,)
 _COLUMNS: dict[str, tuple[type[DataType], ...]] = {
     "data": (BinaryType, StringType),
@@ -33,18 +35,23 @@ _COLUMNS: dict[str, tuple[type[DataType], ...]] = {
     "subject": _TEXT,
     "topic": _TEXT,
 }
-# The source's own, which say nothing about a message to be.
+# The source's own, which are no part of a message to be; ids are made of the first.
 _IGNORED = ("sequence", "publish_time", "headers")
 _CHUNKS = 8
 
 
-@dataclass
+@dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task did. `skipped`: rows that an earlier attempt had stored."""
+    """What one task did. `duplicates`: rows the broker had already, `unexpected`: those of them
+    that no earlier attempt at this task explains. `skipped`: rows that an earlier attempt had
+    stored."""
 
     rows: int
     duplicates: int
+    unexpected: int
     skipped: int
+    digest: int
+    attempt: Attempt
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
@@ -83,8 +90,14 @@ class TopicWriter(DataSourceArrowWriter):
         self._run = secrets.token_hex(8)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        partition = _task().partitionId()
-        return asyncio.run(publish(self._options, iterator, f"{self._run}-{partition}"))
+        # Within its partition: tables have equal rows, and a task that is run again has the same.
+        task = _task()
+        rows = Rows(self._options.topic, self._run, str(task.partitionId()))
+        attempt = Attempt(self._run, 0, self._run)
+        return asyncio.run(publish(self._options, iterator, rows, attempt))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _warn_of_duplicates(_written(messages), "the table")
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
@@ -93,6 +106,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_columns(schema, options)
         self._options = options
+        # Made once for each attempt at a batch, and travels with its tasks.
+        self._attempt = secrets.token_hex(8)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         task = _task()
@@ -100,11 +115,24 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             raise InvalidArgumentError("The stream sink was called outside a streaming query")
-        prefix = f"{query}-{batch}-{task.partitionId()}"
+        rows = Rows(self._options.topic, query, batch)
+        attempt = Attempt(query, int(batch), self._attempt)
         if not self._options.fence:
-            return asyncio.run(publish(self._options, iterator, prefix))
-        with open_fence(self._options, query, task.partitionId(), int(batch)) as fence:
-            return asyncio.run(publish(self._options, iterator, prefix, fence))
+            return asyncio.run(publish(self._options, iterator, rows, attempt))
+        with open_fence(self._options, attempt) as fence:
+            fence.begin(task_again=task.attemptNumber() > 0)
+            return asyncio.run(publish(self._options, iterator, rows, attempt, fence))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Called in the driver once every task has ended, by a writer of its own."""
+        written = _written(messages)
+        _warn_of_duplicates(written, f"batch {batchId}")
+        if self._options.fence and written:
+            tally = Tally()
+            for one in written:
+                tally.add(one.rows, one.digest)
+            with open_fence(self._options, written[0].attempt) as fence:
+                fence.seal(tally)
 
 
 def _task() -> TaskContext:
@@ -113,31 +141,46 @@ def _task() -> TaskContext:
     return task
 
 
+def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+    return [message for message in messages if isinstance(message, Written)]
+
+
+def _warn_of_duplicates(written: Sequence[Written], what: str) -> None:
+    found = sum(one.unexpected for one in written)
+    if found:
+        _log.warning(
+            "%d of the %d rows of %s were not stored, because the topic has messages of the same "
+            "id: it was run before, or rows are equal in all they say. If equal rows are messages "
+            "of their own, give each a message_id, or select topic and sequence of its source too",
+            *(found, sum(one.rows for one in written), what),
+        )
+
+
 async def publish(
     options: SinkOptions,
     iterator: Iterator[pa.RecordBatch],
-    prefix: str,
+    rows: Rows,
+    attempt: Attempt,
     fence: Fence | None = None,
 ) -> Written:
     """Publish every row; returns once all of them are stored."""
-    rows = skipped = 0
+    tally = Tally()
     if fence is not None and fence.is_done:
-        # Stored and sealed by an earlier attempt; only see that it was the same.
+        # Stored and sealed by an earlier attempt; whether it was the same is seen when all is told.
         async for batch in _batches(iterator):
-            drafts = _drafts(batch, options.topic, prefix, rows)
-            rows += len(drafts)
-            fence.count(drafts)
-        fence.check_same()
-        return Written(rows, 0, rows)
+            tally.count(rows.drafts(batch))
+        return Written(tally.rows, 0, 0, tally.rows, tally.digest, attempt)
+    skipped = 0
     broker = await connected(options)
     try:
         sender = Sender(broker, options)
         async for batch in _batches(iterator):
-            drafts = _drafts(batch, options.topic, prefix, rows)
-            rows += len(drafts)
+            drafts = rows.drafts(batch)
             if fence is not None:
-                fence.count(drafts)
+                tally.count(drafts)
                 drafts = fence.not_stored(drafts)
+            else:
+                tally.rows += len(drafts)
             skipped += batch.num_rows - len(drafts)
             size = max(1, options.max_in_flight // _CHUNKS)
             for at in range(0, len(drafts), size):
@@ -146,8 +189,10 @@ async def publish(
     finally:
         await broker.aclose()
     if fence is not None:
-        fence.seal()
-    return Written(rows, sender.duplicates, skipped)
+        fence.check()
+    explained = _task().attemptNumber() > 0 or (fence is not None and not fence.is_first)
+    unexpected = 0 if explained else sender.unexpected
+    return Written(tally.rows, sender.duplicates, unexpected, skipped, tally.digest, attempt)
 
 
 async def _batches(iterator: Iterator[pa.RecordBatch]) -> Any:
@@ -162,45 +207,3 @@ async def _batches(iterator: Iterator[pa.RecordBatch]) -> Any:
         if not following.done():
             with suppress(Exception):
                 await following
-
-
-def _drafts(batch: pa.RecordBatch, topic: str, prefix: str, first: int) -> list[tuple[str, Draft]]:
-    """The rows of a batch with their topics."""
-    count = batch.num_rows
-    names = batch.schema.names
-
-    def column(name: str) -> list[Any]:
-        return batch.column(name).to_pylist() if name in names else [None] * count
-
-    data = column("data")
-    kind = batch.schema.field("data").type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        data = [text.encode() if text is not None else None for text in data]
-    if None in data:
-        raise InvalidArgumentError("Column 'data' is null in some row; filter these out")
-    topics = [topic] * count if topic else column("topic")
-    if None in topics:
-        raise InvalidArgumentError("Column 'topic' is null in some row; filter these out")
-    plain = not {"attributes", "ordering_key", "message_id", "subject"} & set(names)
-    if plain and max(map(len, data), default=0) <= MAX_DATA_BYTES:
-        return [
-            (where, Draft(payload, {}, None, f"{prefix}-{row}"))
-            for row, (where, payload) in enumerate(zip(topics, data, strict=True), first)
-        ]
-    attributes = [dict(pairs) if pairs else None for pairs in column("attributes")]
-    of: Callable[..., Draft] = Draft.of
-    return [
-        (where, of(payload, pairs, key, name, subject, own_id=f"{prefix}-{row}"))
-        for row, (where, payload, pairs, key, name, subject) in enumerate(
-            zip(
-                topics,
-                data,
-                attributes,
-                column("ordering_key"),
-                column("message_id"),
-                column("subject"),
-                strict=True,
-            ),
-            first,
-        )
-    ]
