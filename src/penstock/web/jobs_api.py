@@ -191,7 +191,8 @@ class JobsApi(Controller):
 
     @get("/status", summary="How the API itself is", tags=["operation"])
     async def status(self, ingestion: Running, user: User) -> dict[str, Any]:
-        """What waits to be published, and how far the read model is behind."""
+        """What waits to be published, and how far the read model is behind: null where the broker
+        does not say."""
         outbox = await ingestion.outbox.status()
         lag = await ingestion.projection.lag()
         return {
@@ -204,7 +205,7 @@ class JobsApi(Controller):
             "readModel": {
                 "jobs": await ingestion.views.count(),
                 "eventsBehind": lag.events,
-                "secondsBehind": round(lag.seconds, 3),
+                "secondsBehind": None if lag.seconds is None else round(lag.seconds, 3),
             },
         }
 

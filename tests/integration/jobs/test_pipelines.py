@@ -7,7 +7,7 @@ import pytest
 from examples import keywords, orders
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
-from penstock.jobs import MEDIA, Done, JobStage, MediaType, Reject
+from penstock.jobs import MEDIA, Done, JobStage, MediaType, Reject, Stage, StageEvent, Word
 from tests.support.api_scenes import served
 from tests.support.example_pipelines import EXAMPLES, SAMPLES, shows
 from tests.support.job_scenes import INFO, TEXT, jobs_on, until
@@ -158,3 +158,27 @@ async def test_tools_are_opened_once_for_all_stages_and_closed_after_them(quick)
             record = await scene.submit()
             await scene.ended(record.job.job_id)
         assert seen == [[scene.system.store]] * 2 and open_now == []
+
+
+class Sorted(StageEvent, frozen=True, kw_only=True):
+    size: Word = "unknown"
+
+
+async def sorts(_):
+    return Done()
+
+
+async def test_a_fact_is_not_taken_from_something_of_another_type_that_is_called_the_same(quick):
+    sorting = Stage(
+        name="sorting",
+        consumes=JobStage.TRANSCRIPT_COMPLETE,
+        emits=Sorted.stage,
+        event=Sorted,
+        handler=sorts,
+    )
+    pipeline = MEDIA.then(sorting, name="sorted")
+    async with jobs_on(quick, pipeline=pipeline, api={"views": "sql"}) as scene:
+        async with scene.working(), scene.system.working("sorting"):
+            record = await scene.submit()
+            view = await ended(scene, record.job.job_id)
+    assert (view.stage, view.size, view.facts) == (Sorted.stage, INFO.size, {"size": "unknown"})

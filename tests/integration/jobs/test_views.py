@@ -4,12 +4,18 @@ import asyncio
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import update
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.jobs import (
+    MEDIA,
+    Count,
+    Done,
+    Job,
     JobCancelled,
     JobFailed,
     JobQueued,
@@ -17,10 +23,16 @@ from penstock.jobs import (
     JobViews,
     MediaType,
     MetadataReady,
+    Moment,
+    Pipeline,
     SqlJobViews,
+    Stage,
+    StageEvent,
     TranscriptComplete,
+    Word,
 )
 from penstock.jobs.views.projection import Watcher
+from penstock.jobs.views.sql import sql_views
 from penstock.transactional import Database
 from tests.support.job_samples import WHEN
 
@@ -103,14 +115,17 @@ def keep(request, tmp_path):
     """Opens an empty model of each kind."""
 
     @asynccontextmanager
-    async def opened():
+    async def opened(pipeline=MEDIA):
         if request.param == "memory":
-            yield JobViews()
+            yield JobViews(pipeline=pipeline)
             return
         url = f"sqlite:///{tmp_path}/views.db"
         if request.param == "postgresql":
             url = request.getfixturevalue("postgres").new_database()
-        async with Database(url) as database, SqlJobViews(database) as views:
+        async with (
+            Database(url) as database,
+            SqlJobViews(database, pipeline=pipeline) as views,
+        ):
             yield views
 
     return opened
@@ -179,3 +194,93 @@ async def test_a_watcher_sees_its_own_jobs_only():
         watcher.tell(await JobViews().apply(life(1, [JobFailed], user=user)[:1]))
     watcher.end()
     assert [view.user_id async for view in watcher] == ["user-1"]
+
+
+class Shirt(Job, frozen=True, kw_only=True, tag="shirt"):
+    pass
+
+
+class Measured(StageEvent, frozen=True, kw_only=True):
+    """Three facts are called as those of media jobs, and one of them means the same."""
+
+    size: Word
+    duration: Count
+    language: Word | None = None
+    due: Moment = WHEN
+
+
+class Sewn(StageEvent, frozen=True, kw_only=True):
+    size: Count = 0
+
+
+async def does_nothing(_):
+    return Done()
+
+
+SHIRTS = Pipeline(
+    name="shirts",
+    jobs=(Shirt,),
+    stages=(
+        Stage(
+            name="measuring",
+            consumes=JobStage.QUEUED,
+            emits=Measured.stage,
+            event=Measured,
+            handler=does_nothing,
+        ),
+        Stage(
+            name="sewing",
+            consumes=Measured.stage,
+            emits=Sewn.stage,
+            event=Sewn,
+            handler=does_nothing,
+        ),
+    ),
+)
+
+
+def shirt(kind, number=1, **facts):
+    about = {"job_id": f"job_{number:032x}", "user_id": "user-1", "run": 1, "at": WHEN}
+    return kind(**about, media_type=MediaType("shirt"), **facts)
+
+
+async def test_a_fact_called_as_one_of_media_jobs_is_what_its_own_event_says(keep):
+    async with keep(SHIRTS) as views:
+        measured = shirt(Measured, size="large", duration=3, language="en")
+        await views.apply([shirt(JobQueued), measured])
+        view = await views.get(measured.job_id)
+        assert (view.size, view.duration, view.language) == (None, None, "en")
+        others = {"size": "large", "duration": 3, "due": "2026-03-01T12:30:15.250000Z"}
+        assert view.facts == others
+        [sewn] = await views.apply([shirt(Sewn, size=7)])
+        assert (sewn.stage, sewn.size, sewn.facts) == (Sewn.stage, 7, others)
+        assert await views.get(measured.job_id) == sewn
+
+
+async def test_an_event_that_cannot_be_taken_in_is_told_of_and_the_others_are(keep, caplog):
+    async with keep(SHIRTS) as views:
+        stranger = msgspec.structs.replace(life(1, [JobFailed])[1], user_id="user-1")
+        await views.apply([shirt(JobQueued, 1), shirt(JobQueued, 2)])
+        changed = await views.apply([stranger, shirt(Measured, 2, size="large", duration=3)])
+        assert [view.job_id for view in changed] == [shirt(Sewn, 2).job_id]
+        assert (await views.get(stranger.job_id)).stage is JobStage.QUEUED
+    assert f"skips MetadataReady of job {stranger.job_id}" in caplog.text
+
+
+async def test_a_view_that_cannot_be_read_stops_no_other_and_says_what_to_do(tmp_path, caplog):
+    poisoned, healthy = (shirt(JobQueued, number) for number in (1, 2))
+    async with (
+        Database(f"sqlite:///{tmp_path}/views.db") as database,
+        SqlJobViews(database, pipeline=SHIRTS) as views,
+    ):
+        await views.apply([poisoned])
+        stored = msgspec.json.encode(
+            {**msgspec.to_builtins(await views.get(poisoned.job_id)), "size": "large"}
+        )
+        async with database.transaction() as connection:
+            await connection.execute(update(sql_views).values(view=stored))
+        changed = await views.apply([shirt(Sewn, 1), healthy])
+        assert [view.job_id for view in changed] == [healthy.job_id]
+        assert poisoned.job_id in caplog.text and "Delete the row" in caplog.text
+        with pytest.raises(FailedPreconditionError, match=poisoned.job_id):
+            await views.get(poisoned.job_id)

@@ -18,6 +18,7 @@ from penstock.jobs import (
     Reject,
     Stage,
     StageEvent,
+    Word,
     load_settings,
 )
 from penstock.jobs.pipeline.declaration import pipeline_of
@@ -38,6 +39,10 @@ class Sheets(Job, frozen=True, kw_only=True, tag="laundry"):
 
 class Weighed(StageEvent, frozen=True, kw_only=True):
     grams: Count = 0
+
+
+class Washed(StageEvent, frozen=True, kw_only=True):
+    run: Word = "cold"
 
 
 async def does_nothing(_):
@@ -99,6 +104,7 @@ def test_settings_are_the_same_in_another_process():
         ((stage("projection"),), {}, "names of their own"),
         ((stage("no-name"),), {}, "names of their own"),
         ((stage(emits=WASHED, event=Weighed),), {}, "Weighed is about Weighed"),
+        ((stage(emits=WASHED, event=Washed),), {}, "give that fact another name"),
         ((stage(defaults={"concurrency": 0}),), {}, "concurrency"),
         ((stage(defaults={"colour": "red"}),), {}, "colour"),
         ((stage(),), {"name": "x y"}, "Topic"),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeAlias, TypeVar
 
+from penstock.config import RetryPolicy
 from penstock.errors import PenstockError
 from penstock.jobs.messaging.dead_letters import Incoming, dead_letter
 from penstock.jobs.messaging.listening import Listener
@@ -15,10 +16,11 @@ from penstock.jobs.messaging.publisher import Publisher
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry
 from penstock.jobs.telemetry import Observer, Subject, subject_of
-from penstock.message import Message
+from penstock.message import MAX_ACK_DEADLINE, Message
 from penstock.subscribing import Subscription
 
 _log = logging.getLogger("penstock.jobs")
+_PATIENCE = RetryPolicy(minimum_backoff=1.0, maximum_backoff=60.0)
 T = TypeVar("T")
 Decode: TypeAlias = Callable[[bytes, Mapping[str, str]], T]
 Handle: TypeAlias = Callable[[T, int], Awaitable[Outcome]]
@@ -29,8 +31,9 @@ class Subscriber(Listener, Generic[T]):
     """Calls a handler with what the messages of one subscription decode to.
 
     Done is an ack, Retry a nack, Reject a dead letter: published where `dead_letters` says, then
-    acked. What cannot be decoded is a dead letter too, at its delivery number `invalid_attempts`.
-    A handler that raises has met trouble of ours: the message comes back, however often.
+    acked. What cannot be decoded is a dead letter too, at its delivery number `invalid_attempts`,
+    or at once where the broker does not count them. A handler that raises has met trouble of ours:
+    the message comes back after a while, however often.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Subscriber(Listener, Generic[T]):
         try:
             value = self._decode(message.data, message.attributes)
         except InvalidMessageError as error:
-            if message.delivery_attempt < self._invalid_attempts:
+            if 0 < message.delivery_attempt < self._invalid_attempts:
                 return Retry(error.reason)
             return Reject(error.reason)
         try:
@@ -85,7 +88,7 @@ class Subscriber(Listener, Generic[T]):
             case Done():
                 message.ack()
             case Retry(_, after):
-                message.nack(None if after is None else min(600.0, max(0.0, after)))
+                await self._give_back(message, after)
             case Reject(reason):
                 topic = self._dead_letters
                 letter = dead_letter(incoming(message, self.subscription))
@@ -96,10 +99,29 @@ class Subscriber(Listener, Generic[T]):
                         "Message %s of %s cannot be kept in topic %r yet and comes again: %s",
                         *(message.id, self._name, topic, error),
                     )
-                    message.nack()
+                    await self._give_back(message)
                     return
                 message.ack()
                 self._observer.dead_lettered(subject, topic, reason)
+
+    async def _give_back(self, message: Message, after: float | None = None) -> None:
+        """Let it come again: in so many seconds where the broker can be told, else as the policy
+        of its subscription says. Never at once unless asked for, or what is wrong would be tried
+        as often as the machine can."""
+        can = (await self.subscription.source.broker()).capabilities
+        policy: RetryPolicy | None = self.subscription.config_given.get("retry_policy")
+        if policy is not None and can.retry_policy and (after is None or not can.delayed_nack):
+            message.nack()
+            return
+        if after is None:
+            after = (policy or _PATIENCE).delay(max(1, message.delivery_attempt))
+        after = min(MAX_ACK_DEADLINE, max(0.0, after))
+        if can.delayed_nack:
+            message.nack(after)
+            return
+        # It waits with us: given back, it would be here again at once.
+        await asyncio.sleep(after)
+        message.nack()
 
 
 def incoming(message: Message, subscription: Subscription) -> Incoming:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import get_annotations
 from typing import ClassVar
 
 from msgspec import Struct
@@ -39,6 +40,14 @@ class StageEvent(
     def facts(cls) -> tuple[str, ...]:
         """The names of its own fields."""
         return cls.__struct_fields__[len(StageEvent.__struct_fields__) :]
+
+    @classmethod
+    def taken_names(cls) -> list[str]:
+        """Fields of its own that are called as something that every event has; there may be
+        none."""
+        own = [kind for kind in cls.__mro__ if issubclass(kind, StageEvent) and kind != StageEvent]
+        named = {name for kind in own for name in get_annotations(kind)}
+        return sorted(named & {*cls.__struct_fields__} & {*dir(StageEvent)})
 
 
 # No docstrings: they would become part of the schema of the messages.

@@ -101,6 +101,11 @@ class Pipeline:
                 f"stage {stage.name!r} emits {stage.emits}, but {stage.event.__name__} is about "
                 f"{stage.event.stage}; name the event {stage.emits}, or give it `stage`"
             )
+        if stage.event is not None and (taken := stage.event.taken_names()):
+            raise self._wrong(
+                f"{stage.event.__name__} has a field {taken[0]!r}, which means something else in "
+                "every event; give that fact another name"
+            )
 
     def _wrong(self, why: str) -> InvalidArgumentError:
         return InvalidArgumentError(f"Pipeline {self.name!r} cannot be: {why}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -35,8 +36,7 @@ def event_of(
     known of the job's info and text."""
     job = record.job
     kind = pipeline.event_types[job.stage]
-    known = _known_of(record) | dict(facts or {})
-    own = {name: known[name] for name in kind.facts() if known.get(name) is not None}
+    own = _fitting(kind, _known_of(record)) | dict(facts or {})
     return kind(
         job_id=job.job_id,
         user_id=job.user_id,
@@ -48,6 +48,30 @@ def event_of(
         traceparent=job.traceparent,
         **own,
     )
+
+
+def _fitting(kind: type[StageEvent], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What such an event says of what is known. A fact that is only called the same, a size that is
+    a word for instance, is something else: its stage's handler says it."""
+    return {
+        name: known[name]
+        for name, declared in _types_of(kind)
+        if known.get(name) is not None and _is(declared, known[name])
+    }
+
+
+@cache
+def _types_of(kind: type[StageEvent]) -> tuple[tuple[str, Any], ...]:
+    own = kind.facts()
+    return tuple((one.name, one.type) for one in msgspec.structs.fields(kind) if one.name in own)
+
+
+def _is(declared: Any, value: Any) -> bool:
+    try:
+        msgspec.convert(value, declared)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _known_of(record: JobRecord) -> dict[str, Any]:

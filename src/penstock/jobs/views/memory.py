@@ -11,7 +11,7 @@ from typing import Unpack
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.media import MEDIA
-from penstock.jobs.views.view import JobView, Listing, Wanted, cursor_of, seen
+from penstock.jobs.views.view import JobView, Listing, Wanted, cursor_of, take_in
 
 
 class JobViews:
@@ -25,13 +25,8 @@ class JobViews:
 
     async def apply(self, events: Sequence[StageEvent]) -> Sequence[JobView]:
         changed = []
-        for event in events:
-            known = self._views.get(event.job_id)
-            view = seen(self._pipeline, known, event)
-            if view is None:
-                continue
-            self._views[event.job_id] = view
-            self._views.move_to_end(event.job_id)
+        for known, view in take_in(self._pipeline, self._views, events):
+            self._views.move_to_end(view.job_id)
             if known is None or known.place != view.place:
                 if known is not None:
                     self._leave_place(known)

@@ -35,10 +35,11 @@ _TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=lamb
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lag:
-    """How far the read model is behind: events not yet taken in, and the age of the oldest."""
+    """How far the read model is behind: events not yet taken in, and the age of the oldest. None
+    where the broker does not say."""
 
-    events: int
-    seconds: float
+    events: int | None
+    seconds: float | None
 
 
 class Projection:
@@ -91,6 +92,8 @@ class Projection:
         broker = await self._client.pubsub.broker()
         if broker.log is None:
             status = await self._client.pubsub.subscription(self._subscription).describe()
+            if status.unsettled is None:
+                return Lag(events=None, seconds=None)
             return Lag(events=status.backlog, seconds=status.oldest_age)
         behind = max(0, (await broker.log.extent(self._topic)).last - self._next + 1)
         since = asyncio.get_running_loop().time() - self._caught_up
@@ -107,11 +110,13 @@ class Projection:
             try:
                 await self._catch_up(log)
                 failures.clear()
-            except PenstockError as error:
+            except Exception as error:
+                # Whatever it is: a read model that stands still in silence is worse.
                 pause = failures.pause_after(error, asyncio.get_running_loop().time()) or _POLL
                 _log.warning(
                     "The read model cannot follow topic %r; trying again in %.1f s: %s",
                     *(self._topic, pause, error),
+                    exc_info=None if isinstance(error, PenstockError) else error,
                 )
             await asyncio.sleep(pause)
 

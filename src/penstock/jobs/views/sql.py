@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
@@ -15,6 +16,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    and_,
     bindparam,
     func,
     select,
@@ -24,12 +26,14 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.errors import FailedPreconditionError
+from penstock.jobs.model.codec import without_input
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.media import MEDIA
-from penstock.jobs.views.view import JobView, Listing, Wanted, cursor_of, seen
+from penstock.jobs.views.view import JobView, Listing, Wanted, cursor_of, take_in
 from penstock.transactional import Database, insert_into
 
+_log = logging.getLogger("penstock.jobs")
 sql_metadata = MetaData()
 sql_views = Table(
     "penstock_job_views",
@@ -64,7 +68,9 @@ class SqlJobViews:
     def __init__(self, database: Database, *, pipeline: Pipeline = MEDIA) -> None:
         self._database = database
         self._pipeline = pipeline
-        self._ours = sql_views.c.media_type.in_([kind.value for kind in pipeline.job_types])
+        kinds = [kind.value for kind in pipeline.job_types]
+        # A row without a stage is one that no event could be taken into yet.
+        self._ours = and_(sql_views.c.media_type.in_(kinds), sql_views.c.stage != "")
 
     async def __aenter__(self) -> Self:
         await self._database.create_tables(sql_metadata)
@@ -77,23 +83,20 @@ class SqlJobViews:
         if not events:
             return []
         async with self._database.transaction() as connection:
-            known = await self._locked(connection, events)
-            changed: dict[str, JobView] = {}
-            history = []
-            for event in events:
-                view = seen(self._pipeline, known.get(event.job_id), event)
-                if view is not None:
-                    known[event.job_id] = changed[event.job_id] = view
-                    history.append(view)
-            if changed:
+            known, unreadable = await self._locked(connection, events)
+            readable = [event for event in events if event.job_id not in unreadable]
+            history = [view for _, view in take_in(self._pipeline, known, readable)]
+            if history:
+                changed = {view.job_id: view for view in history}
                 await connection.execute(_CHANGE_VIEW, [_row(view) for view in changed.values()])
         return history
 
     async def _locked(
         self, connection: AsyncConnection, events: Sequence[StageEvent]
-    ) -> dict[str, JobView]:
-        """The views of the jobs that events are about. New ones get a row first, without a view:
-        then there is one to lock, and of two processes the second sees what the first made."""
+    ) -> tuple[dict[str, JobView], set[str]]:
+        """The views of the jobs that events are about, and which of them cannot be read. New ones
+        get a row first, without a view: then there is one to lock, and of two processes the second
+        sees what the first made."""
         blank = {
             event.job_id: {
                 "job_id": event.job_id,
@@ -116,8 +119,16 @@ class SqlJobViews:
         )
         if connection.dialect.name == "postgresql":
             query = query.with_for_update()
-        rows = (await connection.execute(query)).all()
-        return {i: _view(view) for i, view in rows if view}
+        known: dict[str, JobView] = {}
+        unreadable: set[str] = set()
+        for job_id, data in await connection.execute(query):
+            try:
+                if data:
+                    known[job_id] = self._view(data)
+            except FailedPreconditionError as error:
+                _log.error("The read model skips what it hears of a job. %s", error)
+                unreadable.add(job_id)
+        return known, unreadable
 
     async def position(self, topic: str) -> int:
         """The last event of a topic that was taken in, by its sequence; 0 when none was."""
@@ -140,7 +151,7 @@ class SqlJobViews:
         async with self._database.transaction(reading=True) as connection:
             query = select(sql_views.c.view).where(sql_views.c.job_id == job_id, self._ours)
             found = await connection.scalar(query)
-        return _view(found) if found else None
+        return self._view(found) if found else None
 
     async def count(self) -> int:
         async with self._database.transaction(reading=True) as connection:
@@ -162,18 +173,31 @@ class SqlJobViews:
             query = query.where(tuple_(c.queued_us, c.job_id) < listing.before)
         async with self._database.transaction(reading=True) as connection:
             rows = (await connection.scalars(query)).all()
-        page = [_view(row) for row in rows[: listing.most]]
+        page = [self._view(row) for row in rows[: listing.most]]
         return page, cursor_of(page[-1]) if len(rows) > listing.most else None
 
+    def _view(self, data: bytes) -> JobView:
+        try:
+            view = msgspec.json.decode(data, type=JobView)
+        except msgspec.ValidationError as error:
+            raise self._unreadable(data, without_input(error)) from None
+        if view.stage not in self._pipeline.event_types:
+            raise self._unreadable(data, "")
+        return view
 
-def _view(data: bytes) -> JobView:
-    try:
-        return msgspec.json.decode(data, type=JobView)
-    except msgspec.ValidationError:
-        raise FailedPreconditionError(
-            "A job is at a stage that this process does not know; run it with the pipeline that "
-            "has this stage"
-        ) from None
+    def _unreadable(self, data: bytes, why: str) -> FailedPreconditionError:
+        kept = msgspec.json.decode(data, type=dict[str, Any])
+        job_id, stage = kept.get("jobId"), kept.get("stage")
+        if stage not in self._pipeline.event_types:
+            return FailedPreconditionError(
+                f"Job {job_id} is at a stage that this process does not know, {stage}; run it with "
+                f"the pipeline that has this stage, instead of {self._pipeline.name!r}"
+            )
+        return FailedPreconditionError(
+            f"The view of job {job_id} in {sql_views.name} is not one of this version: {why}. "
+            f"Delete the row, and the topic's row in {sql_positions.name}: the events that the "
+            "topic still has are taken in again at the next start"
+        )
 
 
 def _row(view: JobView) -> dict[str, Any]:

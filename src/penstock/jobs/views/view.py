@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any, Protocol, TypedDict, Unpack
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Struct, inspect, to_builtins
+from msgspec.structs import fields, replace
 
 from penstock.errors import InvalidArgumentError
 from penstock.jobs.model.event import StageEvent
@@ -21,11 +23,12 @@ from penstock.jobs.model.names import JobStage, MediaType
 from penstock.jobs.pipeline.declaration import Pipeline
 
 MAX_PAGE = 200
+_log = logging.getLogger("penstock.jobs")
 
 
 class JobView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A job as its events tell it. `facts`: what events of other pipelines than that of media jobs
-    say, by the names of their fields."""
+    """A job as its events tell it. What media jobs tell has fields of its own; `facts` is all else
+    that events say, by the names of their fields, as JSON has it."""
 
     job_id: str
     user_id: str
@@ -50,7 +53,28 @@ class JobView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
         return int(self.queued_at.timestamp() * 1e6), self.job_id
 
 
-_FACTS = ("duration", "size", "language", "segments", "characters", "reason", "attempts")
+_PLACES = ("duration", "size", "language", "segments", "characters", "reason", "attempts")
+
+
+def take_in(
+    pipeline: Pipeline, known: MutableMapping[str, JobView], events: Sequence[StageEvent]
+) -> Iterator[tuple[JobView | None, JobView]]:
+    """Bring what is known up to date, event by event: the view before each that changes something,
+    and after it. An event that cannot be taken in is logged and skipped: whatever is wrong with
+    it, the others are news."""
+    for event in events:
+        before = known.get(event.job_id)
+        try:
+            view = seen(pipeline, before, event)
+        except Exception:
+            _log.exception(
+                "The read model of pipeline %r skips %s of job %s: it cannot be taken in",
+                *(pipeline.name, type(event).__name__, event.job_id),
+            )
+            continue
+        if view is not None:
+            known[event.job_id] = view
+            yield before, view
 
 
 def seen(pipeline: Pipeline, view: JobView | None, event: StageEvent) -> JobView | None:
@@ -63,7 +87,7 @@ def seen(pipeline: Pipeline, view: JobView | None, event: StageEvent) -> JobView
     if pipeline.is_news(event.run, event.stage, view.run, view.stage):
         known: Mapping[str, Any] = view.facts
         if event.run > view.run:
-            changes, known = dict.fromkeys(_FACTS), {}
+            changes, known = dict.fromkeys(_PLACES), {}
         changes |= {"stage": event.stage, "run": event.run, "updated_at": event.at, **facts}
         changes["facts"] = {**known, **others}
     elif event.run == view.run:
@@ -94,10 +118,35 @@ def first_view(event: StageEvent) -> JobView:
 
 def _facts_of(event: StageEvent) -> tuple[dict[str, Any], dict[str, Any]]:
     """Those that every view has a place for, and the others."""
-    told = {name: getattr(event, name) for name in event.facts()}
-    known = {name: value for name, value in told.items() if value is not None}
-    others = {name: known.pop(name) for name in list(known) if name not in _FACTS}
+    placed = _placed(type(event))
+    known: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name in event.facts():
+        value = getattr(event, name)
+        if value is None:
+            continue
+        if name in placed:
+            known[name] = value
+        else:
+            others[name] = to_builtins(value, str_keys=True)
     return known, others
+
+
+@cache
+def _placed(kind: type[StageEvent]) -> frozenset[str]:
+    """The facts of such events that a view has a place for. A fact of the same name and another
+    type is none of them: a shirt's size is a word."""
+    places = {field.name: _kinds(field.type) for field in fields(JobView) if field.name in _PLACES}
+    return frozenset(
+        field.name for field in fields(kind) if places.get(field.name) == _kinds(field.type)
+    )
+
+
+def _kinds(declared: Any) -> frozenset[type]:
+    """What a value may be, whatever its limits; that it may be missing does not count."""
+    info = inspect.type_info(declared)
+    options = info.types if isinstance(info, inspect.UnionType) else (info,)
+    return frozenset(type(one) for one in options) - {inspect.NoneType}
 
 
 class Wanted(TypedDict, total=False):

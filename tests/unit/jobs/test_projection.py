@@ -1,0 +1,95 @@
+"""What feeds the read model goes on, whatever comes and whatever a broker cannot do."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from penstock import Draft, PubSub
+from penstock.brokers.memory import MemoryBroker
+from penstock.errors import UnavailableError
+from penstock.jobs import JobSettings, JobViews, Projection, PubSubClient, encode_event
+from penstock.jobs.views.projection import Lag
+from penstock.testing import VirtualClock, eventually
+from tests.support.fakes import ModestBroker
+from tests.support.job_samples import EVENTS
+
+EVENT = EVENTS["JobQueued"]
+
+
+class UncountingBroker(ModestBroker):
+    """Has no log, counts neither attempts nor backlog, and knows no delays."""
+
+    capabilities = replace(
+        MemoryBroker.capabilities,
+        replay=False,
+        delivery_attempts=False,
+        backlog=False,
+        delayed_nack=False,
+    )
+    delivered = 0
+
+    async def pull(self, subscription, **most):
+        deliveries = await super().pull(subscription, **most)
+        self.delivered += len(deliveries)
+        return deliveries
+
+
+@asynccontextmanager
+async def projected(broker, views):
+    async with (
+        PubSub(broker=broker, clock=VirtualClock()) as pubsub,
+        PubSubClient(pubsub, JobSettings()) as client,
+        Projection(client, views) as projection,
+    ):
+        yield projection
+
+
+async def test_without_a_log_or_counted_attempts_what_is_no_event_is_a_dead_letter_at_once():
+    broker, views = UncountingBroker(VirtualClock()), JobViews()
+    async with projected(broker, views) as projection:
+        await broker.publish("job-events", [Draft.of(b"garbage"), encode_event(EVENT)])
+        await asyncio.sleep(60)
+        assert broker.delivered == 2
+        assert (await broker.admin.describe_topic("job-events-dead")).published == 1
+        assert (await views.get(EVENT.job_id)).stage is EVENT.stage
+        assert await projection.lag() == Lag(events=None, seconds=None)
+
+
+async def test_an_event_comes_again_after_a_while_when_the_read_model_is_in_trouble():
+    broker, views = UncountingBroker(VirtualClock()), JobViews()
+    apply, trouble = views.apply, [UnavailableError("away")] * 5
+
+    async def fails_at_first(events):
+        if trouble:
+            raise trouble.pop()
+        return await apply(events)
+
+    views.apply = fails_at_first
+    began = asyncio.get_running_loop().time()
+    async with projected(broker, views):
+        await broker.publish("job-events", [encode_event(EVENT)])
+        while await views.get(EVENT.job_id) is None:
+            await asyncio.sleep(0.1)
+    assert broker.delivered == 6
+    assert asyncio.get_running_loop().time() - began >= 5
+
+
+@pytest.mark.parametrize("error", [UnavailableError("away"), RuntimeError("a mistake of ours")])
+async def test_whatever_happens_to_it_once_the_log_is_followed(error, caplog):
+    broker, views = MemoryBroker(VirtualClock()), JobViews()
+    apply, trouble = views.apply, [error]
+
+    async def fails_once(events):
+        if trouble:
+            raise trouble.pop()
+        return await apply(events)
+
+    async with projected(broker, views):
+        views.apply = fails_once
+        await broker.publish("job-events", [encode_event(EVENT)])
+        await eventually(lambda: not trouble)
+        while await views.get(EVENT.job_id) is None:
+            await asyncio.sleep(0.1)
+    assert "cannot follow topic 'job-events'" in caplog.text
