@@ -239,7 +239,7 @@ async def test_a_broker_without_a_log_says_what_to_do_instead():
     broker = await connect(clock=VirtualClock())
     broker.capabilities = replace(broker.capabilities, replay=False)
     pubsub = PubSub(broker=broker)
-    with pytest.raises(UnimplementedError, match="'replay'.* make a subscription"):
+    with pytest.raises(UnimplementedError, match=r"'replay'.* make a subscription"):
         await pubsub.dead_letters("dead").count()
 
 
