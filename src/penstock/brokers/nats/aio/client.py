@@ -5,8 +5,9 @@ the wrong moment is enough: the answer to a ping that nobody waits for any more 
 and only later pings notice, half a minute on. The loops here end for a reason that is told, and
 then the connection is made anew at once.
 
-This is the only place that knows nats-py's insides; everywhere else it is used as its documentation
-says. `check_compatible` tells when the insides are others.
+This and `wire.py`, which puts its parser in the place of nats-py's, are all that knows nats-py's
+insides; everywhere else it is used as its documentation says. `check_compatible` tells when the
+insides are others.
 """
 
 from __future__ import annotations
