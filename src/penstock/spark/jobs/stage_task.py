@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from penstock.jobs.messaging.dead_letters import Incoming
+from penstock.jobs.incoming import Incoming
 from penstock.jobs.model.job import Job
 from penstock.jobs.pipeline.declaration import pipeline_of
-from penstock.jobs.pipeline.processing import Processing
 from penstock.jobs.pipeline.stage_settings import StageSettings
+from penstock.jobs.processing import Processing
 from penstock.jobs.settings import settings_from_json
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import LoggingObserver, Observers
