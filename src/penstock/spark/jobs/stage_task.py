@@ -24,6 +24,7 @@ from penstock.jobs.processing import Processing
 from penstock.jobs.settings import settings_from_json
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import LoggingObserver, Observers
+from penstock.jobs.tools import open_tools
 from penstock.transactional import Database
 
 _OBSERVER = Observers(LoggingObserver())
@@ -79,7 +80,7 @@ class Runner:
         enter = self._stack.enter_async_context
         database = await enter(Database(self._settings.database))
         store = await enter(ProcessingJobStore(database, self._settings))
-        return store, await enter(self._settings.pipeline.tools(self._settings, store))
+        return store, await enter(open_tools(self._settings, store))
 
     async def _run(
         self, processing: Processing, settings: StageSettings, messages: Sequence[Incoming]
