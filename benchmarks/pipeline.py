@@ -28,7 +28,7 @@ from penstock.jobs import (
     job_system,
     load_settings,
 )
-from penstock.jobs.pipeline.declaration import plain_tools
+from penstock.jobs.tools import plain_tools
 
 JOBS = 1500
 WARM_UP = 100

@@ -31,7 +31,7 @@ from penstock.jobs import (
 )
 
 if TYPE_CHECKING:
-    from penstock.jobs.pipeline.media_tools import MediaTools
+    from penstock.jobs.media_tools import MediaTools
 
 SAMPLES = Path(__file__).parent / "media"
 MOST = 5

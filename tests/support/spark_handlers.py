@@ -19,7 +19,7 @@ from penstock.jobs import (
     Segment,
     Text,
 )
-from penstock.jobs.pipeline.declaration import Tools, plain_tools
+from penstock.jobs.tools import Tools, plain_tools
 
 _INFO = AudioInfo(duration=2.5, size=1000, container="wav", codec="pcm_s16le")
 _TEXT = Text(segments=[Segment(0.0, 2.5, "hello there")], language="en")

@@ -20,12 +20,11 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from penstock.clock import PreciseTime
+from penstock.clock import PreciseTime, to_ns
 from penstock.message import (
     MAX_ATTRIBUTE_VALUE_BYTES,
     MAX_ATTRIBUTES,
     Draft,
-    Message,
     Record,
 )
 from penstock.rules.derived_ids import derived_id
@@ -82,33 +81,45 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
 
 
 def letter_of(
-    message: Message,
+    data: bytes,
+    attributes: Mapping[str, str],
     *,
-    topic: str,
-    subscription: str,
+    origin: Origin,
+    attempt: int,
     reason: str,
-    error: BaseException | str | None,
     time_ns: int,
+    error: BaseException | str | None = None,
+    ordering_key: str | None = None,
+    message_id: str | None = None,
 ) -> Draft:
-    """The draft that makes a dead letter of a message. The same one from whoever gives it up."""
+    """The draft that makes a dead letter of a message. The same one from whoever gives it up: its
+    id follows from the origin, unless they have an id for it that does so as well."""
     ours = {
         REASON: header_text(reason, _REASON_BYTES) or "unknown",
-        ATTEMPT: str(message.delivery_attempt),
-        TOPIC: topic,
-        SUBSCRIPTION: subscription,
-        MESSAGE_ID: header_text(message.id, MAX_ATTRIBUTE_VALUE_BYTES),
-        PUBLISHED: message.publish_time.isoformat(),
+        ATTEMPT: str(attempt),
         TIME: PreciseTime.from_ns(time_ns).isoformat(),
     }
+    known = {
+        TOPIC: origin.topic,
+        SUBSCRIPTION: origin.subscription,
+        MESSAGE_ID: header_text(origin.message_id or "", MAX_ATTRIBUTE_VALUE_BYTES),
+        PUBLISHED: origin.published and origin.published.isoformat(),
+    }
+    ours |= {name: text for name, text in known.items() if text}
     if error is not None:
         ours[ERROR] = header_text(error_text(error), MAX_ATTRIBUTE_VALUE_BYTES)
+    return Draft(data, _joined(attributes, ours), ordering_key, message_id or _id_of_letter(origin))
+
+
+def _id_of_letter(origin: Origin) -> str:
     # With the time of publication: an id that a publisher used again is another message.
-    published_ns = message.publish_time.timestamp_ns()
-    return Draft(
-        message.data,
-        _joined(message.attributes, ours),
-        message.ordering_key,
-        derived_id("dead", topic, subscription, message.id, published_ns),
+    published_ns = 0 if origin.published is None else to_ns(origin.published)
+    return derived_id(
+        "dead",
+        origin.topic or "",
+        origin.subscription or "",
+        origin.message_id or "",
+        published_ns,
     )
 
 

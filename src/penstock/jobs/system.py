@@ -23,6 +23,7 @@ from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import Observer, subject_of
+from penstock.jobs.tools import open_tools
 from penstock.jobs.views.memory import JobViews
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.sql import SqlJobViews
@@ -96,8 +97,7 @@ class JobSystem:
         pipeline = self.settings.pipeline
         stages = [pipeline.stage(name) for name in names] or pipeline.stages
         async with AsyncExitStack() as stack:
-            opened = pipeline.tools(self.settings, self.store)
-            tools = await stack.enter_async_context(opened)
+            tools = await stack.enter_async_context(open_tools(self.settings, self.store))
             for stage in stages:
                 await stack.enter_async_context(self.worker(stage.using(tools)))
             yield

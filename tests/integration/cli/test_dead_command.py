@@ -7,9 +7,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from penstock import App, PubSub, Reject
+from penstock import App, Draft, PubSub, Reject, Retry
 from penstock.cli.dead import dead
 from penstock.errors import InvalidArgumentError, NotFoundError
+from penstock.jobs import JobStage
+from tests.support.job_scenes import Place, jobs_on
 from tests.support.servers import NatsServer
 from tests.support.shop import Order
 
@@ -138,3 +140,46 @@ def test_a_broker_in_memory_is_nobodys_but_its_processs():
 def test_moments_are_written_in_two_ways(url):
     with pytest.raises(InvalidArgumentError, match="yesterday"):
         run(url, "list", "orders-dead", "--since", "yesterday")
+
+
+async def give_up_jobs(url, database):
+    """A job that failed too often, and a message that is no job; the failed job's id."""
+    stages = {"metadata": {"max_attempts": 2, "minimum_backoff": 0, "maximum_backoff": 0}}
+    async with jobs_on(Place(url, database), stages=stages) as scene:
+        async with scene.working(metadata=gives_up):
+            job = (await scene.submit()).job
+            await scene.dead_letters(1)
+            broker = await scene.system.pubsub.broker()
+            stranger = Draft.of(b"not a job", {"stage": "Queued"}, message_id="stranger")
+            await broker.publish("job-processing", [stranger])
+            await scene.dead_letters(2)
+    return job.job_id
+
+
+async def gives_up(_):
+    return Retry("busy")
+
+
+async def run_again(url, database, job_id):
+    """What becomes of the job, and of what is no job, once their letters are replayed."""
+    async with jobs_on(Place(url, database)) as scene, scene.working():
+        view = await scene.ended(job_id, run=2)
+        dead = await scene.dead_letters(4)
+    return view, dead
+
+
+def test_letters_of_jobs_are_listed_shown_and_replayed_as_others_are(url, tmp_path):
+    database = f"sqlite:///{tmp_path}/jobs.db"
+    job_id = asyncio.run(give_up_jobs(url, database))
+    busy, broken = lines(run(url, "list", "job-processing-dead", "--json"))
+    assert (busy["reason"], busy["attempt"], busy["topic"]) == ("busy", 2, "job-processing")
+    assert (busy["subscription"], busy["attributes"]["jobId"]) == ("job-metadata", job_id)
+    assert (broken["reason"], broken["message_id"]) == ("unknown-media-type", "stranger")
+    shown = json.loads(run(url, "show", "job-processing-dead", str(busy["number"]), "--json"))
+    assert job_id.encode() in base64.b64decode(shown["data"])
+
+    run(url, "replay", "job-processing-dead", "--all")
+    view, dead = asyncio.run(run_again(url, database, job_id))
+    assert view.stage is JobStage.TRANSCRIPT_COMPLETE
+    # The two letters, the mark that they were replayed, and what is still no job.
+    assert dead[-1].attributes["replay-of"] == "stranger"

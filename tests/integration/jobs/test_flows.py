@@ -172,7 +172,7 @@ async def test_req_1_7_asking_twice_with_a_key_is_asking_once(place):
 
 
 async def test_a_job_can_be_cancelled_and_its_handler_is_too(place, monkeypatch):
-    monkeypatch.setattr("penstock.jobs.pipeline.processing._CANCEL_CHECK", 0.05)
+    monkeypatch.setattr("penstock.jobs.processing._CANCEL_CHECK", 0.05)
     started, stopped = asyncio.Event(), asyncio.Event()
 
     async def slow(_):
@@ -372,7 +372,7 @@ async def test_a_result_is_kept_through_trouble_with_the_database(quick, monkeyp
 
 
 async def test_a_blip_of_the_database_does_not_stop_a_long_handler(quick, monkeypatch):
-    monkeypatch.setattr("penstock.jobs.pipeline.processing._CANCEL_CHECK", 0.02)
+    monkeypatch.setattr("penstock.jobs.processing._CANCEL_CHECK", 0.02)
 
     async def slow(_):
         await asyncio.sleep(0.3)

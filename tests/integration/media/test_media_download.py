@@ -1,6 +1,5 @@
 """Downloads: checked at every step, bounded in bytes and time, quiet about addresses."""
 
-import asyncio
 import datetime
 import logging
 import ssl
@@ -61,20 +60,6 @@ async def test_a_download_is_a_file_until_the_block_ends(server):
     (target, headers), *_ = server.requests
     assert target == "/a.wav?x=1"
     assert headers["Host"] == f"media.test:{server.port}"
-
-
-async def test_a_caller_without_a_loop_downloads_too(server, tmp_path):
-    server.answers["/a.wav"] = (200, {}, b"sound")
-    source = source_for(server, root=tmp_path)
-    (tmp_path / "b.wav").write_bytes(b"more")
-
-    def work():
-        with source.open_blocking(f"http://media.test:{server.port}/a.wav") as path:
-            first = path.read_bytes()
-        with source.open_blocking("b.wav") as path:
-            return first + path.read_bytes()
-
-    assert await asyncio.to_thread(work) == b"soundmore"
 
 
 async def test_the_connection_goes_to_the_address_that_was_checked(server):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Draft, PreciseTime
-from penstock.dead_letters.letter import bare, header_text, letter_of, read_letter
+from penstock.dead_letters.letter import Origin, bare, header_text, letter_of, read_letter
 from penstock.message import Delivery, Message, Record, check_text
 
 
@@ -23,15 +23,22 @@ def message(**changes):
     return made
 
 
-def letter(of=None, **changes):
+def letter(of=None, topic="orders", subscription="billing", **changes):
+    given = of or message()
     said = {
-        "topic": "orders",
-        "subscription": "billing",
+        "origin": Origin(
+            topic=topic,
+            subscription=subscription,
+            message_id=given.id,
+            published=given.publish_time,
+        ),
+        "attempt": given.delivery_attempt,
+        "ordering_key": given.ordering_key,
         "reason": "gave-up",
         "error": ValueError("no price"),
         "time_ns": 1_767_225_700_000_000_001,
     } | changes
-    return letter_of(of or message(), **said)
+    return letter_of(given.data, given.attributes, **said)
 
 
 def stored(draft):

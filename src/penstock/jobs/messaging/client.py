@@ -35,7 +35,6 @@ class PubSubClient:
 
     async def __aenter__(self) -> Self:
         await self.provision()
-        self.publisher.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:

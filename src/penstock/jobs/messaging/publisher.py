@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from penstock.client import PubSub
-from penstock.errors import PenstockError
+from penstock.errors import ClosedError, PenstockError
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.model.job import Job
 from penstock.jobs.settings import JobSettings
@@ -21,24 +21,20 @@ _WINDOW = 1000
 
 
 class Publisher:
-    """Sends jobs and events; returns once the broker has them."""
+    """Sends jobs and events; returns once the broker has them. Nothing runs before the first."""
 
     def __init__(self, pubsub: PubSub, settings: JobSettings, observer: Observer) -> None:
         self._topics = settings.topics
         self._codec = settings.pipeline.codec
         self._observer = observer
-        self._publisher = ManagedPublisher(
-            pubsub,
-            max_in_flight=_WINDOW,
-            refill_allowed_at=_WINDOW - 1,
-            retry=PublishRetry(attempts=5, deadline=30.0),
-        )
-
-    def start(self) -> None:
-        self._publisher.start()
+        self._pubsub = pubsub
+        self._running: ManagedPublisher | None = None
+        self._closed = False
 
     async def aclose(self) -> None:
-        await self._publisher.drain(timeout=10.0)
+        self._closed = True
+        if self._running is not None:
+            await self._running.drain(timeout=10.0)
 
     async def publish_job(self, job: Job) -> None:
         await self.publish([(self._topics.of(job.media_type), self._codec.encode_job(job))])
@@ -49,8 +45,9 @@ class Publisher:
     async def publish(self, messages: Sequence[tuple[str, Draft]]) -> None:
         """All of them; the first failure is raised once all are answered."""
         began = time.monotonic()
+        publisher = self._started()
         flights = [
-            await self._publisher.publish_async(
+            await publisher.publish_async(
                 topic, draft.data, headers=draft.attributes, message_id=draft.message_id
             )
             for topic, draft in messages
@@ -67,3 +64,16 @@ class Publisher:
             self._observer.published(subject_of(draft.attributes, 1), topic, took, error)
         if failure is not None:
             raise failure
+
+    def _started(self) -> ManagedPublisher:
+        if self._closed:
+            raise ClosedError("This publisher is closed; use it while its client is entered")
+        if self._running is None:
+            self._running = ManagedPublisher(
+                self._pubsub,
+                max_in_flight=_WINDOW,
+                refill_allowed_at=_WINDOW - 1,
+                retry=PublishRetry(attempts=5, deadline=30.0),
+            )
+            self._running.start()
+        return self._running

@@ -10,7 +10,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from penstock.config import RetryPolicy
 from penstock.errors import PenstockError
-from penstock.jobs.messaging.dead_letters import Incoming, dead_letter
+from penstock.jobs.incoming import Incoming, dead_letter
 from penstock.jobs.messaging.listening import Listener
 from penstock.jobs.messaging.publisher import Publisher
 from penstock.jobs.model.codec import InvalidMessageError
@@ -91,7 +91,8 @@ class Subscriber(Listener, Generic[T]):
                 await self._give_back(message, after)
             case Reject(reason):
                 topic = self._dead_letters
-                letter = dead_letter(incoming(message, self.subscription))
+                came = incoming(message, self.subscription)
+                letter = dead_letter(came, reason, message.delivery_attempt)
                 try:
                     await self._publisher.publish([(topic, letter)])
                 except PenstockError as error:
@@ -131,6 +132,8 @@ def incoming(message: Message, subscription: Subscription) -> Incoming:
         attributes=message.attributes,
         data=message.data,
         delivery=message.delivery_attempt,
+        subscription=subscription.name,
+        published=message.publish_time,
     )
 
 

@@ -13,9 +13,9 @@ from typing import Self
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.listening import Listener, Listeners
 from penstock.jobs.messaging.subscriber import incoming, log_trouble
-from penstock.jobs.pipeline.processing import Processing
 from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
+from penstock.jobs.processing import Processing
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import subject_of
 from penstock.message import Message

@@ -7,11 +7,11 @@ history, the command line and the page read it; nothing else knows what stages t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -24,28 +24,9 @@ from penstock.jobs.model.names import JobStage, MediaType
 from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from penstock.jobs.settings import JobSettings
-    from penstock.jobs.store.job_store import ProcessingJobStore
-
 Opener: TypeAlias = Callable[..., AbstractAsyncContextManager[Any]]
 PROJECTION = "projection"
 """What reads the events rather than the jobs; so no stage is called that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What handlers get that want a second argument, unless their pipeline opens something else."""
-
-    settings: JobSettings
-    store: ProcessingJobStore
-
-
-@asynccontextmanager
-async def plain_tools(settings: JobSettings, store: ProcessingJobStore) -> AsyncIterator[Tools]:
-    yield Tools(settings, store)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,14 +35,15 @@ class Pipeline:
 
     `jobs`: a payload type for each media type. `stages`: the first takes jobs that are Queued, each
     of the others what the one before emits. `tools`: called with the settings and the store, once a
-    process, and entered while stages run: what handlers work with. `prefix`: what the names of
+    process, and entered while stages run: what handlers work with. Given as `module:NAME`, it is
+    loaded no earlier: whoever only asks for jobs needs none of it. `prefix`: what the names of
     topics and subscriptions begin with; the pipeline's name unless given.
     """
 
     name: str
     jobs: Sequence[type[Job]]
     stages: Sequence[Stage]
-    tools: Opener = plain_tools
+    tools: Opener | str | None = None
     prefix: str = ""
 
     def __post_init__(self) -> None:
@@ -255,16 +237,21 @@ def _with_event(stage: Stage) -> Stage:
 
 def pipeline_of(reference: str) -> Pipeline:
     """The pipeline at `module:NAME`, looked up where it is needed."""
-    module, _, name = reference.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"Pipeline {reference!r} cannot be found ({error}); give it as module:NAME, and see "
-            "that the module is installed on every machine that runs its stages"
-        ) from None
+    found = named("Pipeline", reference)
     if not isinstance(found, Pipeline):
         raise InvalidArgumentError(
             f"{reference!r} is a {type(found).__name__}; it should be a penstock.jobs.Pipeline"
         )
     return found
+
+
+def named(what: str, reference: str) -> Any:
+    """What is found at `module:NAME`."""
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"{what} {reference!r} cannot be found ({error}); give it as module:NAME, and see "
+            "that the module is installed on every machine that runs its stages"
+        ) from None

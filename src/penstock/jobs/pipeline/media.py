@@ -6,15 +6,14 @@ metadata        looks at the media, or asks YouTube, and fills in the job's info
 transcription   writes down what is said; the text of a document is taken from it as it is, so a
                 document goes through the same stages as a recording.
 
-What does the work is in `media_tools.py`, which is loaded when a stage runs: whoever asks for jobs
-and answers about them needs none of it.
+What does the work is in `jobs/media_tools.py`, which is loaded when a stage runs: whoever asks for
+jobs and answers about them needs none of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -26,11 +25,6 @@ from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.stage import Outcome, Stage
 from penstock.media.speakers import SpeakerRole
 from penstock.media.video_ids import video_id_of
-
-if TYPE_CHECKING:
-    from penstock.jobs.pipeline.media_tools import MediaTools
-    from penstock.jobs.settings import JobSettings
-    from penstock.jobs.store.job_store import ProcessingJobStore
 
 # No docstrings but those there are: they are part of the schema of the messages.
 
@@ -136,19 +130,19 @@ JobEvent: TypeAlias = JobQueued | MetadataReady | TranscriptComplete | JobFailed
 # Stages.
 
 
-def open_tools(
-    settings: JobSettings, store: ProcessingJobStore
-) -> AbstractAsyncContextManager[MediaTools]:
-    from penstock.jobs.pipeline.media_tools import media_tools
+class Worker(Protocol):
+    """What does the work of both stages."""
 
-    return media_tools(settings.media, store)
+    async def look(self, job: ProcessingJob) -> Outcome: ...
+
+    async def listen(self, job: ProcessingJob) -> Outcome: ...
 
 
-async def look(job: ProcessingJob, tools: MediaTools) -> Outcome:
+async def look(job: ProcessingJob, tools: Worker) -> Outcome:
     return await tools.look(job)
 
 
-async def listen(job: ProcessingJob, tools: MediaTools) -> Outcome:
+async def listen(job: ProcessingJob, tools: Worker) -> Outcome:
     return await tools.listen(job)
 
 
@@ -174,7 +168,7 @@ MEDIA = Pipeline(
             defaults={"concurrency": 2, "time_limit": 4 * 3600.0},
         ),
     ),
-    tools=open_tools,
+    tools="penstock.jobs.media_tools:open_media_tools",
 )
 
 MEDIA_REFERENCE = f"{__name__}:MEDIA"

@@ -78,19 +78,6 @@ class MediaSource:
             await self._download(httpx.URL(place), file)
             yield Path(file.name)
 
-    @contextmanager
-    def open_blocking(self, reference: str) -> Iterator[Path]:
-        """`open` for callers without an event loop, such as a Spark task."""
-        kind, place = self.parse(reference)
-        if kind == "file":
-            descriptor = self._open_file(place)
-            with _closing(descriptor):
-                yield _path_of(descriptor)
-            return
-        with self._temporary() as file:
-            asyncio.run(self._download(httpx.URL(place), file))
-            yield Path(file.name)
-
     def _temporary(self) -> IO[bytes]:
         return tempfile.NamedTemporaryFile(prefix="penstock-media-", dir=self._folder)
 

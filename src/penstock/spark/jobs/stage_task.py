@@ -16,14 +16,15 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from penstock.jobs.messaging.dead_letters import Incoming
+from penstock.jobs.incoming import Incoming
 from penstock.jobs.model.job import Job
 from penstock.jobs.pipeline.declaration import pipeline_of
-from penstock.jobs.pipeline.processing import Processing
 from penstock.jobs.pipeline.stage_settings import StageSettings
+from penstock.jobs.processing import Processing
 from penstock.jobs.settings import settings_from_json
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import LoggingObserver, Observers
+from penstock.jobs.tools import open_tools
 from penstock.transactional import Database
 
 _OBSERVER = Observers(LoggingObserver())
@@ -79,7 +80,7 @@ class Runner:
         enter = self._stack.enter_async_context
         database = await enter(Database(self._settings.database))
         store = await enter(ProcessingJobStore(database, self._settings))
-        return store, await enter(self._settings.pipeline.tools(self._settings, store))
+        return store, await enter(open_tools(self._settings, store))
 
     async def _run(
         self, processing: Processing, settings: StageSettings, messages: Sequence[Incoming]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from penstock.jobs.pipeline.media import (
     YouTubeJob,
 )
 from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Text
-from penstock.jobs.settings import UPLOAD, UPLOADS, MediaSettings
+from penstock.jobs.settings import UPLOAD, UPLOADS, JobSettings, MediaSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.media.errors import MediaError
 from penstock.media.extensions import DOCUMENTS, DocumentKind, extension_of
@@ -98,6 +98,13 @@ class MediaTools:
             if isinstance(job, DocumentJob):
                 return await _document_text(job, reference, path)
             return Done(text=await _transcribed(self.transcriber, path))
+
+
+def open_media_tools(
+    settings: JobSettings, store: ProcessingJobStore
+) -> AbstractAsyncContextManager[MediaTools]:
+    """As the pipeline of media jobs names it."""
+    return media_tools(settings.media, store)
 
 
 @asynccontextmanager

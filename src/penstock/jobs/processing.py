@@ -16,16 +16,21 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from msgspec.structs import replace
+
+from penstock.dead_letters.replaying import REPLAY_OF
 from penstock.errors import PenstockError
-from penstock.jobs.messaging.dead_letters import Incoming, dead_letter, put_back
+from penstock.jobs.incoming import Incoming, dead_letter, put_back
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.model.job import Job
+from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
-from penstock.jobs.store.records import JobRecord, Standing, standing
+from penstock.jobs.store.records import JobRecord, Standing, Step, standing
 from penstock.jobs.store.said import Said
 from penstock.jobs.telemetry import Observer, span, subject_of
+from penstock.message import Draft
 from penstock.retrying import Persistence, retry
 from penstock.rules.backoff import Backoff
 from penstock.transactional.outbox import LONGEST_DELAY
@@ -96,7 +101,7 @@ class Processing:
             case Standing.STALE:
                 return "stale"
             case Standing.DONE:
-                return "duplicate"
+                return await self._run_anew(message, record)
             case Standing.UNKNOWN:
                 # Its row is committed before its message is sent: this is another database.
                 await self._bury(message, "unknown-job", attempt)
@@ -117,6 +122,16 @@ class Processing:
                 await asyncio.shield(self._store.interrupt(job))
             raise
         return type(outcome).__name__.lower()
+
+    async def _run_anew(self, message: Incoming, record: JobRecord | None) -> str:
+        """A job that has gone on needs nothing, but one that was given up and whose dead letter is
+        replayed is run anew, as if it were retried."""
+        if record is None or REPLAY_OF not in message.attributes:
+            return "duplicate"
+        if record.job.stage is not JobStage.FAILED:
+            return "duplicate"
+        changed = await self._store.step(Step(job=record.job, to=JobStage.QUEUED))
+        return "retry" if changed is not None else "stale"
 
     async def _work(self, job: Job, attempt: int) -> Outcome | None:
         """None when the job was cancelled meanwhile."""
@@ -159,7 +174,7 @@ class Processing:
             case Reject(reason, gave_up):
                 # A job that failed is dealt with; one that was given up is kept as well.
                 topic = self._settings.dead_letters(message.topic)
-                letter = (topic, dead_letter(message)) if gave_up else None
+                letter = (topic, self._letter(message, reason, attempt)) if gave_up else None
                 failed = await self._patiently(
                     job, lambda: store.fail(job, reason, attempt, dead_letter=letter)
                 )
@@ -183,8 +198,14 @@ class Processing:
 
     async def _bury(self, message: Incoming, reason: str, attempt: int) -> None:
         topic = self._settings.dead_letters(message.topic)
-        await self._store.send(Said(topic, dead_letter(message)))
+        await self._store.send(Said(topic, self._letter(message, reason, attempt)))
         self._observer.dead_lettered(subject_of(message.attributes, attempt), topic, reason)
+
+    def _letter(self, message: Incoming, reason: str, attempt: int) -> Draft:
+        if message.subscription is None:
+            # Read from the log; its name says which stage it was all the same.
+            message = replace(message, subscription=self._settings.subscription)
+        return dead_letter(message, reason, attempt)
 
     async def _patiently(self, job: Job, change: Callable[[], Awaitable[T]]) -> T:
         def say(error: Exception, pause: float) -> None:
