@@ -21,6 +21,7 @@ from penstock.brokers.nats.protocol.configuration import (
     updated_stream,
 )
 from penstock.brokers.nats.protocol.headers import decode_name, encode_name
+from penstock.brokers.nats.releases import RELEASES, Releases
 from penstock.clock import NS, Clock, to_ns
 from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.errors import (
@@ -34,6 +35,8 @@ from penstock.errors import (
 )
 from penstock.rules.filters import parse_filter
 
+_OWN = (ADVISORIES, RELEASES)
+
 
 class NatsAdmin:
     def __init__(
@@ -42,16 +45,18 @@ class NatsAdmin:
         catalogue: Catalogue,
         log: NatsLog,
         mover: DeadLetterMover,
+        releases: Releases,
         clock: Clock,
     ) -> None:
         self._mover = mover
+        self._releases = releases
         self._connection = connection
         self._catalogue = catalogue
         self._log = log
         self._clock = clock
 
     async def create_topic(self, config: TopicConfig) -> None:
-        if encode_name(config.name) == ADVISORIES:
+        if encode_name(config.name) in _OWN:
             raise InvalidArgumentError(f"Topic {config.name!r} is Penstock's own; choose another")
         # The server takes the same configuration twice without a word; users are to be told.
         if await self._exists(config.name):
@@ -78,7 +83,7 @@ class NatsAdmin:
 
     async def list_topics(self) -> Sequence[str]:
         streams = await self._catalogue.streams()
-        return sorted(decode_name(name) for name in streams if name != ADVISORIES)
+        return sorted(decode_name(name) for name in streams if name not in _OWN)
 
     async def describe_topic(self, topic: str) -> TopicStatus:
         info = await self._catalogue.stream_info(topic)
@@ -132,6 +137,7 @@ class NatsAdmin:
         """Advisories first: moving it is what says that it is complete."""
         if consumer.config.dead_letter_policy is not None:
             await self._mover.prepare(consumer)
+            await self._releases.prepare()
         if first > 1:
             await self._reset(consumer, first)
 
@@ -152,6 +158,7 @@ class NatsAdmin:
         if config.dead_letter_policy is not None:
             await self._catalogue.stream_info(config.dead_letter_policy.topic)
             await self._mover.prepare(consumer)
+            await self._releases.prepare()
         updated = await self._connection.request(
             f"CONSUMER.CREATE.{consumer.stream}.{consumer.name}",
             {
@@ -175,13 +182,14 @@ class NatsAdmin:
         )
         if consumer.config.dead_letter_policy is not None:
             await self._mover.forget(consumer)
+            await self._releases.forget(consumer)
 
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
         if topic is not None:
             return (await self.describe_topic(topic)).subscriptions
         names: list[str] = []
         for stream in await self._catalogue.streams():
-            if stream != ADVISORIES:
+            if stream not in _OWN:
                 names += await self._catalogue.consumers(stream)
         return sorted(decode_name(name) for name in names)
 

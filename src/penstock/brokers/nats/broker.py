@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Self
 
+import msgspec
+
 from penstock.broker import Capabilities
 from penstock.brokers.nats.admin import NatsAdmin
 from penstock.brokers.nats.aio.connection import Connection
@@ -19,6 +21,7 @@ from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.configuration import Consumer
 from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_ack_subject
+from penstock.brokers.nats.releases import Releases
 from penstock.clock import NS, Clock, PreciseTime
 from penstock.config import SubscriptionConfig, split_name
 from penstock.errors import (
@@ -42,6 +45,8 @@ from penstock.message import (
 from penstock.rules.filters import parse_filter
 
 _DEAD = "CloudPubSubDeadLetterSource"
+# Seconds until a message is looked at again that could not be moved to the dead letters.
+_TRY_AGAIN_AFTER = 10.0
 
 
 class NatsBroker:
@@ -79,7 +84,11 @@ class NatsBroker:
         self._mover = DeadLetterMover(
             connection, self._catalogue, self._pulling, self.log, self._to_dead_letters
         )
-        self.admin = NatsAdmin(connection, self._catalogue, self.log, self._mover, clock)
+        self._releases = Releases(connection, self._catalogue)
+        self._pulling.giving_back = self._releases.giving_back
+        self.admin = NatsAdmin(
+            connection, self._catalogue, self.log, self._mover, self._releases, clock
+        )
         self._loans: dict[str, Loans] = {}
         self._pushed: dict[str, PushInbox] = {}
         self._catalogue.on_forget = lambda subscription: self._loans.pop(subscription, None)
@@ -138,6 +147,7 @@ class NatsBroker:
             return []
         if consumer.config.dead_letter_policy is not None:
             self._mover.watch(consumer)
+            self._releases.follow(consumer)
         until = self._clock.monotonic() + wait
         while True:
             remaining = max(0.0, until - self._clock.monotonic())
@@ -149,9 +159,7 @@ class NatsBroker:
             if not raws and consumer.config.push is not None:
                 # Nobody tells us when a push consumer is gone: it is just quiet.
                 await self._catalogue.consumer_info(subscription)
-            deliveries = [_delivery(consumer, raw) for raw in raws]
-            if consumer.config.filter:
-                deliveries = await self._filtered(consumer, deliveries)
+            deliveries = await self._sifted(consumer, raws)
             if deliveries or self._clock.monotonic() >= until:
                 self._remember(consumer.config, deliveries)
                 return deliveries
@@ -182,12 +190,48 @@ class NatsBroker:
             self._pushed[name] = inbox
         return inbox.pull
 
+    async def _sifted(self, consumer: Consumer, raws: list[Raw]) -> list[Delivery]:
+        """What is to be handed over of what came; nothing of it is lost, however this ends."""
+        try:
+            deliveries = [_delivery(consumer, raw) for raw in raws]
+            if consumer.config.filter:
+                deliveries = await self._filtered(consumer, deliveries)
+            if consumer.config.dead_letter_policy is not None:
+                deliveries = await self._without_spent(consumer, deliveries)
+        except BaseException:
+            self._pulling.give_back([reply for _, reply, _, _ in raws])
+            raise
+        return deliveries
+
     async def _filtered(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
         """JetStream knows no attributes: what does not match is acked here."""
         matches = parse_filter(consumer.config.filter).matches
         others = [d for d in deliveries if not matches(d.record.attributes)]
         await self._pulling.write_acks([(d.ack_id.encode(), b"+ACK") for d in others])
         return [d for d in deliveries if matches(d.record.attributes)]
+
+    async def _without_spent(
+        self, consumer: Consumer, deliveries: list[Delivery]
+    ) -> list[Delivery]:
+        """Whoever had the last attempt at some of these died or was too slow: they are moved to the
+        dead letters, or wait until that can be done."""
+        policy = consumer.config.dead_letter_policy
+        if policy is None or all(
+            d.delivery_attempt <= policy.max_delivery_attempts for d in deliveries
+        ):
+            return deliveries
+        kept: list[Delivery] = []
+        for delivery in deliveries:
+            attempts = delivery.delivery_attempt
+            if attempts > policy.max_delivery_attempts:
+                attempts -= await self._releases.count(consumer, delivery.record.sequence)
+            if attempts <= policy.max_delivery_attempts:
+                kept.append(msgspec.structs.replace(delivery, delivery_attempt=max(attempts, 1)))
+                continue
+            moved = await self._to_dead_letters(consumer.config, delivery.record, attempts - 1)
+            answer = b"+ACK" if moved else b'-NAK {"delay": %d}' % int(_TRY_AGAIN_AFTER * NS)
+            await self._pulling.write_acks([(delivery.ack_id.encode(), answer)])
+        return kept
 
     async def settle(
         self, subscription: str, settlements: Sequence[Settlement]
@@ -208,7 +252,10 @@ class NatsBroker:
                 continue
             if at in foreign:
                 continue
-            acks.append((ack_id.encode(), await self._answer(config, settlement, loans)))
+            if settlement.verb is Verb.RELEASE:
+                acks += self._releases.giving_back([ack_id.encode()])
+            else:
+                acks.append((ack_id.encode(), await self._answer(consumer, settlement, loans)))
             answered.append(settlement)
         if acks and config.enable_exactly_once_delivery:
             await self._pulling.write_acks_and_wait(acks)
@@ -221,32 +268,41 @@ class NatsBroker:
         return responses
 
     async def _answer(
-        self, config: SubscriptionConfig, settlement: Settlement, loans: Loans | None
+        self, consumer: Consumer, settlement: Settlement, loans: Loans | None
     ) -> bytes:
         """What to tell the server, after moving a spent message to the dead letters."""
+        config = consumer.config
         match settlement.verb:
             case Verb.ACK:
                 return b"+ACK"
             case Verb.EXTEND if settlement.seconds:
                 return b"+WPI"
-            case Verb.RELEASE:
-                return b"-NAK"
             case Verb.REJECT:
-                if loans is not None and await self._dead_letter(config, settlement, loans):
+                attempts = parse_ack_subject(settlement.ack_id.encode()).delivered
+                if loans is not None and await self._dead_letter(
+                    config, settlement, loans, attempts
+                ):
                     return b"+ACK"
                 return b"+TERM" if config.dead_letter_policy is None else b"-NAK"
         policy = config.dead_letter_policy
-        delivered = parse_ack_subject(settlement.ack_id.encode()).delivered
-        spent = policy is not None and delivered >= policy.max_delivery_attempts
-        if spent and loans is not None and await self._dead_letter(config, settlement, loans):
-            return b"+ACK"
+        lent = parse_ack_subject(settlement.ack_id.encode())
+        attempts = lent.delivered
+        if policy is not None and attempts >= policy.max_delivery_attempts:
+            attempts -= await self._releases.count(consumer, lent.sequence)
+            spent = attempts >= policy.max_delivery_attempts
+            if (
+                spent
+                and loans is not None
+                and await self._dead_letter(config, settlement, loans, attempts)
+            ):
+                return b"+ACK"
         delay = settlement.seconds
         if delay is None and config.retry_policy is not None:
-            delay = config.retry_policy.delay(delivered)
+            delay = config.retry_policy.delay(max(attempts, 1))
         return b'-NAK {"delay": %d}' % int(delay * NS) if delay else b"-NAK"
 
     async def _dead_letter(
-        self, config: SubscriptionConfig, settlement: Settlement, loans: Loans
+        self, config: SubscriptionConfig, settlement: Settlement, loans: Loans, attempts: int
     ) -> bool:
         """Publish a spent message to the dead letters; False when that failed, so that it stays."""
         if settlement.ack_id in loans.moved:
@@ -254,8 +310,7 @@ class NatsBroker:
         record = loans.record(settlement.ack_id)
         if record is None:
             return False
-        lent = parse_ack_subject(settlement.ack_id.encode())
-        moved = await self._to_dead_letters(config, record, lent.delivered)
+        moved = await self._to_dead_letters(config, record, attempts)
         if moved:
             loans.moved.add(settlement.ack_id)
         return moved

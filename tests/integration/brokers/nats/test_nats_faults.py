@@ -820,3 +820,58 @@ async def test_a_subscription_half_created_is_finished_by_the_next_who_creates_i
         assert (await sub.describe()).backlog == 1
         with pytest.raises(AlreadyExistsError):
             await sub.create()
+
+
+async def test_what_nobody_saw_is_not_dead_lettered_however_often_it_is_given_back(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("unseen").create()
+        dead = await pubsub.topic("unseen-dead").create()
+        grave = await dead.subscription("unseen-grave").create()
+        policy = DeadLetterPolicy(topic=dead.name, max_delivery_attempts=1)
+        sub = await topic.subscription("unseen-sub", dead_letter_policy=policy).create()
+        for n in range(12):
+            await topic.publish_message(b"%d" % n)
+        for _ in range(3):
+            left = 3
+            async for message in sub:  # More are fetched than are seen.
+                message.ack()
+                left -= 1
+                if not left:
+                    break
+        await sub.close()
+        async with PubSub(server.url) as doomed:
+            broker = await doomed.broker()
+            for _ in range(3):
+                taken = await broker.pull(sub.name, max_messages=12, max_bytes=10**6, wait=1)
+                back = [Settlement(d.ack_id, Verb.RELEASE) for d in taken]
+                await broker.settle(sub.name, back)
+                await broker.ping()
+        attempts = {}
+        later = pubsub.subscription(sub.name)
+        later.on("message", lambda m: (attempts.update({m.data: m.delivery_attempt}), m.ack()))
+        later.open()
+        await eventually(lambda: len(attempts) == 3, within=30)
+        assert set(attempts.values()) == {1}
+        assert (await grave.describe()).backlog == 0
+
+
+async def test_a_message_that_was_given_back_still_has_no_more_attempts_than_allowed(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("counted").create()
+        dead = await pubsub.topic("counted-dead").create()
+        grave = await dead.subscription("counted-grave").create()
+        policy = DeadLetterPolicy(topic=dead.name, max_delivery_attempts=2)
+        sub = await topic.subscription("counted-sub", dead_letter_policy=policy).create()
+        await topic.publish_message(b"poison")
+        broker = await pubsub.broker()
+        for _ in range(3):
+            [taken] = await broker.pull(sub.name, max_messages=1, max_bytes=100, wait=5)
+            await broker.settle(sub.name, [Settlement(taken.ack_id, Verb.RELEASE)])
+        tries = []
+        sub.on("message", lambda m: (tries.append(m.delivery_attempt), m.nack()))
+        sub.open()
+        async for letter in grave:
+            assert letter.attributes["CloudPubSubDeadLetterSourceDeliveryCount"] == "2"
+            letter.ack()
+            break
+        assert len(tries) == 2

@@ -97,6 +97,8 @@ class Pulling:
         self._names = itertools.count(1)
         self._idle: list[Inbox] = []
         self._busy: set[Inbox] = set()
+        self.giving_back: Callable[[list[bytes]], list[tuple[bytes, bytes]]] = _naks
+        """What to send, as subjects and payloads, to give deliveries back."""
         self._wire.on_loss(self._on_loss)
 
     async def pull(
@@ -114,7 +116,8 @@ class Pulling:
         """Nobody looks at these deliveries; without waiting, and lost with the connection, in
         which case they come back when their deadline has passed."""
         if replies:
-            self._wire.post([publish_operation(reply, b"", b"", b"-NAK") for reply in replies])
+            back = self.giving_back(replies)
+            self._wire.post([publish_operation(to, b"", b"", verb) for to, verb in back])
 
     async def write_acks(self, acks: list[tuple[bytes, bytes]]) -> None:
         """Answer deliveries by their ack subjects, without waiting for the server."""
@@ -216,6 +219,10 @@ class Pulling:
 
 # The request has ended and nothing else: whoever asks again is answered by the next leader.
 _PASSING = ("Batch Completed", "Leadership Change", "Server Shutdown")
+
+
+def _naks(replies: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return [(reply, b"-NAK") for reply in replies]
 
 
 def _failure(consumer: Consumer, code: int, text: str) -> PenstockError:

@@ -153,7 +153,8 @@ def consumer_config(
         "durable_name": name,
         "ack_policy": "explicit",
         "ack_wait": int(config.ack_deadline * NS),
-        "max_deliver": policy.max_delivery_attempts if policy else -1,
+        # Who gives up a message is decided by us, who know which deliveries nobody saw.
+        "max_deliver": -1,
         **(_pushed(config.push) if config.push is not None else _PULLED),
         "metadata": {_MARK: msgspec.json.encode(mark).decode()},
         "deliver_policy": "all",
