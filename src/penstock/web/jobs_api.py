@@ -204,7 +204,7 @@ class JobsApi(Controller):
             "readModel": {
                 "jobs": await ingestion.views.count(),
                 "eventsBehind": lag.events,
-                "secondsBehind": round(lag.seconds, 3),
+                "secondsBehind": None if lag.seconds is None else round(lag.seconds, 3),
             },
         }
 
