@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         default="penstock",
         help="the project whose names the broker knows without a prefix (default: %(default)s)",
     )
-    add("--config", type=Path, help="a TOML file of topics, subscriptions and schemas to make")
+    add("--config", type=Path, help="topics, subscriptions and schemas to make (TOML or YAML)")
     return parser
 
 

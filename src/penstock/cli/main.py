@@ -16,6 +16,7 @@ _GROUPS = {
     "dead": ("penstock.cli.dead", "cli"),
     "topics": ("penstock.cli.topics", "cli"),
     "subscriptions": ("penstock.cli.topics", "cli"),
+    "provision": ("penstock.cli.provision", "cli,web,media,google"),
     "server": ("penstock.cli.server", "cli,local"),
     "emulator": ("penstock.cli.emulator", "emulator,local"),
     "jobs": ("penstock.cli.jobs", "cli,web,media,local"),

@@ -9,7 +9,8 @@
     ackDeadlineSeconds = 30
     filter = 'attributes.stage = "Queued"'
 
-Fields are those of Google's API, in either of its spellings; names may be short.
+or the same in YAML. Fields are those of Google's API, in either of its spellings; names may be
+short.
 """
 
 from __future__ import annotations
@@ -31,16 +32,35 @@ _KINDS = (SCHEMAS, TOPICS, SUBSCRIPTIONS)
 
 def read(file: Path) -> dict[str, list[dict[str, Any]]]:
     """What a file asks for, by kind."""
+    parse = _parse_yaml if file.suffix in (".yaml", ".yml") else tomllib.loads
     try:
-        found = tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        found = parse(file.read_text())
+    except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(f"{file} cannot be read: it has no {' or '.join(_KINDS)}")
     unknown = set(found) - set(_KINDS)
     if unknown:
         raise InvalidArgumentError(
-            f"{file} has {sorted(unknown)[0]!r}; it can have {', '.join(sorted(_KINDS))}"
+            f"{file} has {min(map(str, unknown))!r}; it can have {', '.join(sorted(_KINDS))}"
         )
+    for kind, wanted in found.items():
+        if not isinstance(wanted, list) or not all(isinstance(one, dict) for one in wanted):
+            raise InvalidArgumentError(f"{file}: {kind} must be a list of them, each with a name")
     return found
+
+
+def _parse_yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise InvalidArgumentError(
+            "YAML needs pyyaml: pip install pyyaml, or write it as TOML"
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
 
 
 async def provision(

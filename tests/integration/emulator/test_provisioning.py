@@ -51,6 +51,37 @@ def test_what_a_file_asks_for_is_there_at_the_start(tmp_path):
         google.close()
 
 
+def test_yaml_does_as_well(tmp_path):
+    file = tmp_path / "topics.yaml"
+    file.write_text(
+        "topics:\n- name: orders\n"
+        "subscriptions:\n- {name: billing, topic: orders, ackDeadlineSeconds: 30}\n"
+    )
+    with EmulatorInThread(project="shop", config=file) as emulator:
+        google = Google(emulator.address, "shop")
+        sub = google.subscriber.get_subscription(
+            request={"subscription": "projects/shop/subscriptions/billing"}
+        )
+        assert sub.ack_deadline_seconds == 30
+        google.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "cannot be read"),
+        ("just words", "cannot be read"),
+        ("topics: orders", "topics must be a list"),
+        ("topics: [orders]", "topics must be a list"),
+    ],
+)
+def test_yaml_that_asks_for_nonsense_is_refused(tmp_path, text, said):
+    file = tmp_path / "topics.yml"
+    file.write_text(text)
+    with pytest.raises(InvalidArgumentError, match=said):
+        EmulatorInThread(config=file).__enter__()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -4,11 +4,13 @@ on them."""
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from typing import Self
+import logging
+from collections.abc import Coroutine
+from typing import Any, Self
 
 from penstock.client import PubSub
-from penstock.errors import AlreadyExistsError
+from penstock.config import TopicConfig
+from penstock.errors import AlreadyExistsError, PermissionDeniedError
 from penstock.jobs.messaging.listening import Listeners
 from penstock.jobs.messaging.publisher import Publisher
 from penstock.jobs.messaging.subscriber import Decode, Handle, Subscriber, T
@@ -19,7 +21,17 @@ from penstock.jobs.telemetry import LoggingObserver, Observer, Observers
 from penstock.rules.window import FlowControl
 from penstock.subscribing import LeaseExtension, Streaming, Subscription
 
+_log = logging.getLogger("penstock.jobs")
 ROUTED = ("stage", "mediaType")
+
+
+async def _make(making: Coroutine[Any, Any, object]) -> None:
+    try:
+        await making
+    except AlreadyExistsError:
+        return
+    except PermissionDeniedError as error:
+        _log.info("Taken for made by somebody else: %s", error)
 
 
 class PubSubClient:
@@ -41,25 +53,53 @@ class PubSubClient:
         await self.publisher.aclose()
 
     async def provision(self) -> None:
-        """Make what is missing of topics and subscriptions; what exists is left as it is."""
-        topics = self.settings.topics
-        stage_settings = [self.settings.stages.of(one) for one in self.settings.pipeline.stages]
-        dead = {s.dead_letters(topic) for s in stage_settings for topic in topics.work}
-        for topic in sorted(dead | {topics.dead_events}):
-            await self._create_topic(topic)
-        for topic in (*topics.work, topics.events):
-            await self._create_topic(topic, routed=True)
-        for settings in stage_settings:
-            for handle in self.subscriptions(settings):
-                with suppress(AlreadyExistsError):
-                    await handle.create()
-
-    async def _create_topic(self, name: str, *, routed: bool = False) -> None:
-        with suppress(AlreadyExistsError):
-            await self.pubsub.topic(name).create(
-                message_retention=self.settings.topics.retention,
-                routed_attributes=ROUTED if routed else (),
+        """Make what is missing of topics and subscriptions; what exists is left as it is. Who may
+        make nothing finds it made, or is told when it is used."""
+        has_log = (await self.pubsub.broker()).log is not None
+        for topic in self.topics():
+            await _make(
+                self.pubsub.topic(topic.name).create(
+                    message_retention=topic.message_retention,
+                    routed_attributes=topic.routed_attributes,
+                )
             )
+        for subscription in self.every_subscription(has_log=has_log):
+            await _make(subscription.create())
+
+    def topics(self) -> list[TopicConfig]:
+        """All that jobs need, those for dead letters first."""
+        topics = self.settings.topics
+        stages = [self.settings.stages.of(one) for one in self.settings.pipeline.stages]
+        dead = {stage.dead_letters(topic) for stage in stages for topic in topics.work}
+        routed = dict.fromkeys((*topics.work, topics.events), ROUTED)
+        return [
+            TopicConfig(
+                name=name,
+                message_retention=topics.retention,
+                routed_attributes=routed.get(name, ()),
+            )
+            for name in (*sorted(dead | {topics.dead_events}), *routed)
+        ]
+
+    def every_subscription(self, *, has_log: bool) -> list[Subscription]:
+        """All that jobs need. Where there is a log, the read model follows that."""
+        found = [
+            subscription
+            for stage in self.settings.pipeline.stages
+            for subscription in self.subscriptions(self.settings.stages.of(stage))
+        ]
+        if not has_log:
+            found.append(self.events(self.settings.api.views_subscription))
+        return found
+
+    def events(self, subscription: str) -> Subscription:
+        """To follow the events by, on a broker without a log."""
+        return self.pubsub.subscription(
+            subscription,
+            topic=self.settings.topics.events,
+            flow_control=FlowControl(max_messages=500),
+            ack_deadline=60.0,
+        )
 
     def subscriptions(self, settings: StageSettings) -> list[Subscription]:
         """One for each topic that jobs are sent to."""

@@ -13,7 +13,7 @@ from typing import Self
 
 from penstock.batching import GroupCommit
 from penstock.broker import Log
-from penstock.errors import AlreadyExistsError, PenstockError
+from penstock.errors import AlreadyExistsError, PenstockError, PermissionDeniedError
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.subscriber import Subscriber
 from penstock.jobs.model.codec import InvalidMessageError
@@ -23,7 +23,6 @@ from penstock.jobs.views.view import JobView, Views
 from penstock.message import Record
 from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff
-from penstock.rules.window import FlowControl
 
 _log = logging.getLogger("penstock.jobs")
 # What a watcher may be behind before it is told to look again at everything.
@@ -38,8 +37,8 @@ class Lag:
     """How far the read model is behind: events not yet taken in, and the age of the oldest. None
     where the broker does not say."""
 
-    events: int | None
-    seconds: float | None
+    events: int | None = None
+    seconds: float | None = None
 
 
 class Projection:
@@ -92,9 +91,9 @@ class Projection:
         broker = await self._client.pubsub.broker()
         if broker.log is None:
             status = await self._client.pubsub.subscription(self._subscription).describe()
-            if status.unsettled is None:
-                return Lag(events=None, seconds=None)
-            return Lag(events=status.backlog, seconds=status.oldest_age)
+            waits = status.unsettled
+            # Google does not count: what it says in its monitoring is not for us to ask.
+            return Lag(events=waits.messages, seconds=waits.oldest_age) if waits else Lag()
         behind = max(0, (await broker.log.extent(self._topic)).last - self._next + 1)
         since = asyncio.get_running_loop().time() - self._caught_up
         return Lag(events=behind, seconds=since if behind else 0.0)
@@ -159,13 +158,8 @@ class Projection:
         return [Done()] * len(events)
 
     async def _subscribe(self) -> None:
-        handle = self._client.pubsub.subscription(
-            self._subscription,
-            topic=self._topic,
-            flow_control=FlowControl(max_messages=500),
-            ack_deadline=60.0,
-        )
-        with suppress(AlreadyExistsError):
+        handle = self._client.events(self._subscription)
+        with suppress(AlreadyExistsError, PermissionDeniedError):
             await handle.create()
         if (await self._client.pubsub.broker()).capabilities.seek:
             await handle.seek(datetime.fromtimestamp(0, UTC))

@@ -1,0 +1,90 @@
+"""`penstock provision`: topics and subscriptions that jobs need, made or written down."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+import typer
+
+from penstock.cli.options import SettingsOptions, with_settings
+from penstock.client import PubSub
+from penstock.config import SubscriptionConfig
+from penstock.errors import InvalidArgumentError
+from penstock.jobs.messaging.client import PubSubClient
+from penstock.jobs.settings import JobSettings
+
+_GOOGLE = "pubsub://"
+As = Literal["gcloud", "terraform", "both"]
+
+
+@with_settings
+def provision(
+    common: SettingsOptions,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print how to make them on Google Pub/Sub.")
+    ] = False,
+    form: Annotated[
+        As, typer.Option("--as", help="What --dry-run prints: gcloud, terraform or both.")
+    ] = "both",
+) -> None:
+    """Make the topics and subscriptions that jobs need; what exists is left as it is."""
+    settings = common.load()
+    if dry_run:
+        typer.echo(_written(settings, form))
+    else:
+        asyncio.run(_made(settings))
+
+
+async def _made(settings: JobSettings) -> None:
+    async with PubSub(settings.url) as pubsub:
+        client = PubSubClient(pubsub, settings)
+        await client.provision()
+        has_log = (await pubsub.broker()).log is not None
+        for topic in client.topics():
+            typer.echo(f"topic {topic.name}")
+        for subscription in client.every_subscription(has_log=has_log):
+            typer.echo(f"subscription {subscription.name} of {subscription.topic}")
+
+
+def _written(settings: JobSettings, form: As) -> str:
+    """Nothing is opened or asked for."""
+    from penstock.googlepubsub import gcloud, terraform
+
+    topics, subscriptions = _resources(settings)
+    parts = []
+    if form != "terraform":
+        parts.append("\n".join(gcloud.commands(topics, subscriptions)))
+    if form != "gcloud":
+        parts.append("\n\n".join(terraform.resources(topics, subscriptions)))
+    return "\n\n".join(parts)
+
+
+def _resources(settings: JobSettings) -> tuple[list[Any], list[Any]]:
+    """As Google knows them."""
+    from penstock.googlepubsub.messages import Subscription, Topic
+    from penstock.googlepubsub.names import Names
+    from penstock.googlepubsub.resources import write_subscription, write_topic
+
+    names = Names(_project(settings.url))
+    client = PubSubClient(PubSub(settings.url), settings)
+    topics, subscriptions = [], []
+    for config in client.topics():
+        topics.append(Topic())
+        write_topic(topics[-1], config, names)
+    for handle in client.every_subscription(has_log=False):
+        wanted = SubscriptionConfig(
+            name=handle.name, topic=handle.topic or "", **handle.config_given
+        )
+        subscriptions.append(Subscription())
+        write_subscription(subscriptions[-1], wanted, names)
+    return topics, subscriptions
+
+
+def _project(url: str) -> str:
+    if not url.startswith(_GOOGLE):
+        raise InvalidArgumentError(
+            "--dry-run writes for Google Pub/Sub: give --url pubsub://PROJECT; on other brokers "
+            "leave --dry-run out"
+        )
+    return url.removeprefix(_GOOGLE).partition("?")[0].strip("/")
