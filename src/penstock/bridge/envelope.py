@@ -200,8 +200,10 @@ def _read(body: dict[str, Any]) -> Envelope:
     if not isinstance(version, int | str | None) or isinstance(version, bool):
         raise InvalidArgumentError(f"schema_version must be a number, not {_kind(version)}")
     resource_type = _scalar("resource_type", body.get("resource_type"))
+    event_id = _scalar("event_id", body.get("event_id")).strip()
+    check_text("event_id", event_id, MAX_MESSAGE_ID_BYTES)
     return Envelope(
-        event_id=_scalar("event_id", body.get("event_id")).strip(),
+        event_id=event_id,
         event_type=event_type,
         resource_type=resource_type or event_type.partition(".")[0],
         resource_id=_scalar("resource_id", body.get("resource_id")),

@@ -199,6 +199,7 @@ def test_a_payload_without_bytes_is_refused_without_being_quoted():
         (b'{"event_type": "a", "payload": [1]}', "payload must be an object"),
         (b'{"event_type": "a", "schema_version": true}', "schema_version"),
         (b'{"event_type": "a", "event_id": ["x"]}', "event_id must be text"),
+        (b'{"event_type": "a", "event_id": "x\\u0000y"}', "control character"),
     ],
 )
 def test_what_is_malformed_says_why(data, why):
