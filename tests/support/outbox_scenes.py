@@ -6,10 +6,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import case, update
+
 from penstock import Backoff, Draft, PubSub
 from penstock.broker import Broker
 from penstock.message import Record
 from penstock.transactional import Database, Outbox, Relay
+from penstock.transactional.table import table
 
 
 @dataclass
@@ -24,9 +27,17 @@ class Scene:
         source = options.pop("broker", self.pubsub)
         return Relay(self.database, source, outbox=self.outbox, **{**defaults, **options})
 
-    async def add(self, *drafts: Draft, topic: str = "orders") -> tuple[str, ...]:
+    async def add(
+        self, *drafts: Draft, topic: str = "orders", after: float = 0.0
+    ) -> tuple[str, ...]:
         async with self.database.transaction() as connection:
-            return await self.outbox.add(connection, topic, drafts)
+            return await self.outbox.add(connection, topic, drafts, after=after)
+
+    async def time_passes(self) -> None:
+        """Whatever waits is due, and every claim has ended."""
+        due = case((table.c.next_attempt_at > 0, 1.0), else_=0.0)
+        async with self.database.transaction() as connection:
+            await connection.execute(update(table).values(next_attempt_at=due, lease_until=0))
 
     async def stored(self, topic: str = "orders") -> list[Record]:
         return await stored(await self.pubsub.broker(), topic)

@@ -45,6 +45,8 @@ def _metadata(settings: JobSettings, tools: MediaTools) -> Stage:
                 return Reject("malformed")
             case "shaky.wav":
                 return Done(info=_INFO) if times > 1 else Retry("shaky")
+            case "stubborn.wav":
+                return Done(info=_INFO) if times > 2 else Retry("stubborn")
             case "busy.wav":
                 return Retry("busy")
             case "slow.wav":

@@ -50,6 +50,16 @@ def submit(settings, *sources, strangers=()):
     return asyncio.run(run())
 
 
+def retry_by_hand(settings, job_id):
+    async def run():
+        async with job_system(settings) as system, system.ingesting() as ingestion:
+            await ingestion.service.retry(job_id)
+            while await ingestion.outbox.pending():
+                await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+
+
 def views(settings, job_ids):
     """What the projection has made of the jobs."""
 

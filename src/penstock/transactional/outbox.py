@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import and_, case, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.config import check_name, check_whole
+from penstock.config import check_duration, check_name, check_whole
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
@@ -33,6 +33,7 @@ from penstock.transactional.table import (
 
 _STATEMENT_ROWS = 1000
 _STATEMENT_BYTES = 8 * 2**20
+LONGEST_DELAY = 366 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +43,10 @@ class OutboxStatus:
     pending: int
     """Rows not yet published."""
     oldest_age: float
-    """Seconds since the oldest of them was added; 0 when there is none."""
+    """Seconds since the oldest of them was to be published; 0 when there is none."""
     waiting: int
-    """Of the pending, how many wait for another attempt after a failure."""
+    """Of the pending, how many wait for their time: for as long as their sender asked, or for
+    another attempt after a failure."""
     claimed: int
     """Of the pending, how many a relay has in hand."""
     dead: int
@@ -84,23 +86,42 @@ class Outbox:
         await self._database.create_tables(metadata)
 
     async def add(
-        self, connection: AsyncConnection, topic: str, drafts: Sequence[Draft]
+        self,
+        connection: AsyncConnection,
+        topic: str,
+        drafts: Sequence[Draft],
+        *,
+        after: float = 0.0,
     ) -> tuple[str, ...]:
         """Add messages to the transaction of `connection`; returns their message ids, in order.
 
-        A draft without a message id gets one. What the outbox already has of that topic, by
-        message id, is left as it is.
+        They are published after the commit, and not before `after` seconds have passed by the
+        database's clock; later messages of their keys wait for them. A draft without a message
+        id gets one. What the outbox already has of that topic, by message id, is left as it is.
         """
         check_name("Topic", topic)
+        check_duration("after", after, 0, LONGEST_DELAY)
         checked = [_checked(draft) for draft in drafts]
         for portion in _portions(checked):
             rows = list(map(_row, portion))
             if connection.dialect.name == "postgresql":
                 arrays = {name: [row[name] for row in rows] for name in GIVEN}
-                await connection.execute(INSERT_ARRAYS, {"of_topic": topic, **arrays})
+                await connection.execute(
+                    INSERT_ARRAYS, {"of_topic": topic, "after": after, **arrays}
+                )
             else:
-                await connection.execute(INSERT, [{"of_topic": topic, **row} for row in rows])
+                common = {"of_topic": topic, "after": after}
+                await connection.execute(INSERT, [common | row for row in rows])
         return tuple(str(draft.message_id) for draft in checked)
+
+    async def hasten(self, connection: AsyncConnection, topic: str, message_id: str) -> bool:
+        """Let a message that waits for its time go at once; whether it was still to be sent."""
+        change = (
+            update(table)
+            .where(is_pending, table.c.topic == topic, table.c.message_id == message_id)
+            .values(next_attempt_at=0.0)
+        )
+        return (await connection.execute(change)).rowcount > 0
 
     async def pending(self) -> int:
         """Rows not yet published."""
@@ -109,12 +130,17 @@ class Outbox:
             return int((await connection.execute(count)).scalar_one())
 
     async def status(self) -> OutboxStatus:
-        now = database_time()
+        now, c = database_time(), table.c
+        wanted = case(
+            # Never tried, so this is when its sender wants it to go.
+            (and_(c.attempts == 0, c.next_attempt_at > c.created_at), c.next_attempt_at),
+            else_=c.created_at,
+        )
         pending = select(
             func.count(),
-            func.coalesce(now - func.min(table.c.created_at), 0.0),
-            func.count().filter(table.c.next_attempt_at > now),
-            func.count().filter(table.c.lease_until > now),
+            func.coalesce(now - func.min(wanted), 0.0),
+            func.count().filter(c.next_attempt_at > now),
+            func.count().filter(c.lease_until > now),
         ).where(is_pending)
         dead = select(func.count()).select_from(table).where(in_state(DEAD))
         async with self._database.transaction(reading=True) as connection:

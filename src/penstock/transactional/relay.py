@@ -34,6 +34,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.message import Draft, PublishFault, Receipt
+from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff
 from penstock.transactional.database import Database
 from penstock.transactional.outbox import Outbox
@@ -104,6 +105,8 @@ class Relay:
         self._lease = lease
         self._poll = poll
         self._retry = retry or Backoff(initial=0.5, maximum=60.0)
+        # A relay never gives up: rows do, each for itself.
+        self._persistence = Persistence(backoff=self._retry, worth_it=lambda _: True)
         self._max_attempts = max_attempts
         self._timeout = timeout
         self._checkpoint = checkpoint or _nothing
@@ -187,17 +190,14 @@ class Relay:
         return len(claim.rows)
 
     async def _run(self) -> None:
-        failures = 0
+        failures = Failures(self._persistence)
         while not self._stopping:
             self._wanted.clear()
-            wait = self._poll
             try:
-                if await self.step():
-                    wait = 0.0
-                failures = 0
+                wait = 0.0 if await self.step() else await self._until_next()
+                failures.clear()
             except Exception as error:
-                failures += 1
-                wait = self._retry.delay(failures)
+                wait = failures.pause_after(error, asyncio.get_running_loop().time()) or 0.0
                 expected = isinstance(error, PenstockError) and error.retryable
                 _log.warning(
                     "Relay %s failed and tries again in %.1f s: %s",
@@ -208,6 +208,11 @@ class Relay:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._wanted.wait()
+
+    async def _until_next(self) -> float:
+        """Seconds until it is worth looking again, unless woken."""
+        due = await self._claims.until_due()
+        return self._poll if due is None else min(self._poll, due)
 
     async def _publish_and_renew(self, claim: Claim, outcomes: Outcomes, began: float) -> None:
         done = asyncio.Event()
@@ -324,13 +329,13 @@ class Relay:
 
     def _pause(self, topic: str, error: PenstockError | None) -> None:
         """Leave a topic alone for a while whose broker is out of reach, or no longer."""
-        before = self._pauses.pop(topic, None)
         if error is None:
+            self._pauses.pop(topic, None)
             return
-        failures = before.failures + 1 if before else 1
-        delay = self._retry.delay(failures)
-        until = asyncio.get_running_loop().time() + delay
-        self._pauses[topic] = _Pause(failures, until)
+        pause = self._pauses.setdefault(topic, _Pause(Failures(self._persistence)))
+        now = asyncio.get_running_loop().time()
+        delay = pause.failures.pause_after(error, now) or 0.0
+        pause.until = now + delay
         _log.warning(
             "Topic %r is out of reach; relay %s tries again in %.1f s: %s",
             *(topic, self.name, delay, _reason(error)),
@@ -358,10 +363,10 @@ class Relay:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pause:
-    failures: int
-    until: float
+    failures: Failures
+    until: float = 0.0
 
 
 def _reason(error: PenstockError) -> str:

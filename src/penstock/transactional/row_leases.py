@@ -3,7 +3,8 @@
 A claim is a lease on rows, by the database's clock, and a token (`claimed_by`, `fence`) that every
 later statement about those rows checks. Whoever lost a claim changes nothing any more.
 
-Of an ordering key one claim exists at a time, and it begins with the key's first pending row. Two
+Of an ordering key one claim exists at a time, and it begins with the key's first pending row; a row
+that waits for its time, or waited for it, goes alone once it is the first. Two
 statements could not promise that on PostgreSQL, because each sees what was committed when it
 began; so claiming keys excludes claiming and settling keys elsewhere, by a lock.
 """
@@ -25,11 +26,11 @@ from sqlalchemy import (
     and_,
     bindparam,
     column,
+    exists,
     func,
     literal_column,
     null,
     select,
-    union_all,
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -40,12 +41,16 @@ from penstock.transactional.database import Database, database_time
 from penstock.transactional.table import (
     DEAD,
     PUBLISHED,
+    at_once,
+    delayed,
+    goes_at_once,
+    is_delayed,
     is_keyed,
     is_keyless,
     is_pending,
+    keyed,
     table,
     was_claimed,
-    was_delayed,
 )
 
 _KEYS_LOCK = 0x70656E73746F636C
@@ -137,7 +142,10 @@ class Claims:
     async def claim(
         self, batch: int, max_bytes: int, *, keyed_first: bool, without: Collection[str] = ()
     ) -> Claim | None:
-        """Up to `batch` rows of `max_bytes` together (or one), of topics not in `without`."""
+        """Up to `batch` rows of `max_bytes` together (or one), of topics not in `without`.
+
+        Of rows that waited for their time at most half a batch, so that nobody waits for them.
+        """
         async with self._database.transaction() as connection:
             for keyed in (keyed_first, not keyed_first):
                 choice = _Choice(batch, max_bytes)
@@ -145,16 +153,34 @@ class Claims:
                     await self._database.lock(connection, _KEYS_LOCK)
                     await self._choose_keyed(connection, choice, batch, without)
                 else:
-                    query = _free_keyless(batch, without)
-                    choice.consider((await connection.execute(query)).all())
+                    await self._choose_keyless(connection, choice, batch, without)
                 if choice.ids:
                     return await self._take(connection, list(choice.ids), keyed)
         return None
+
+    async def until_due(self) -> float | None:
+        """Seconds until the first row that waits for its time is due; None when none waits."""
+        now = database_time()
+        first = (
+            select(func.min(c.next_attempt_at)).where(kind, delayed, c.next_attempt_at > now)
+            for kind in (is_keyless, is_keyed)
+        )
+        query = select(*(one.scalar_subquery() - now for one in first))
+        async with self._database.transaction(reading=True) as connection:
+            found = (await connection.execute(query)).one()
+        return min((max(0.0, seconds) for seconds in found if seconds is not None), default=None)
+
+    async def _choose_keyless(
+        self, connection: AsyncConnection, choice: _Choice, batch: int, without: Collection[str]
+    ) -> None:
+        for query in (_due_keyless(_half(batch), without), _free_keyless(batch, without)):
+            choice.consider((await connection.execute(query)).all())
 
     async def _choose_keyed(
         self, connection: AsyncConnection, choice: _Choice, batch: int, without: Collection[str]
     ) -> None:
         """Look past keys with many rows, so that they do not hold up the others."""
+        choice.consider((await connection.execute(_due_keyed(_half(batch), without))).all())
         for _ in range(_LOOKS):
             query = _free_keyed(batch, without, choice.full)
             choice.consider((await connection.execute(query)).all())
@@ -237,32 +263,55 @@ class Claims:
         return and_(is_pending, c.claimed_by == self._owner, c.fence == claim.fence)
 
 
+def _half(batch: int) -> int:
+    return (batch + 1) // 2
+
+
+def _unclaimed(kind: ColumnElement[bool], without: Collection[str]) -> Any:
+    return select(c.id, func.length(c.data), null()).where(
+        kind, c.lease_until <= database_time(), c.topic.not_in(list(without))
+    )
+
+
 def _free_keyless(batch: int, without: Collection[str]) -> Any:
-    now = database_time()
+    free = _unclaimed(is_keyless, without).where(at_once).order_by(c.id)
+    return free.limit(batch).with_for_update(skip_locked=True)
+
+
+def _due_keyless(batch: int, without: Collection[str]) -> Any:
+    due = _unclaimed(is_keyless, without).where(delayed, c.next_attempt_at <= database_time())
+    return due.order_by(c.next_attempt_at).limit(batch).with_for_update(skip_locked=True)
+
+
+def _of_free_keys(without: Collection[str]) -> Any:
+    """Rows of keys that nobody has claimed."""
+    held = select(_key).where(was_claimed, c.lease_until > database_time()).correlate(None)
     return (
-        select(c.id, func.length(c.data), null())
-        .where(is_keyless, c.topic.not_in(list(without)))
-        .where(c.next_attempt_at <= now, c.lease_until <= now)
-        .order_by(c.id)
-        .limit(batch)
-        .with_for_update(skip_locked=True)
+        select(c.id, func.length(c.data), _key)
+        .where(is_keyed, c.topic.not_in(list(without)))
+        .where(_key.not_in(held))
     )
 
 
 def _free_keyed(batch: int, without: Collection[str], full: Collection[str]) -> Any:
-    """Rows of keys of which none is claimed or waits for another attempt."""
-    now = database_time()
-    held = union_all(
-        select(_key).where(was_claimed, c.lease_until > now).correlate(None),
-        select(_key).where(was_delayed, c.next_attempt_at > now).correlate(None),
-    )
-    return (
-        select(c.id, func.length(c.data), _key)
-        .where(is_keyed, c.topic.not_in(list(without)))
-        .where(_key.not_in(held), _key.not_in(list(full)))
-        .order_by(c.id)
-        .limit(batch)
-    )
+    """Rows before which no row of their key waits, or waited."""
+    free = _of_free_keys(without).where(at_once, _key.not_in(list(full)))
+    return free.where(~_follows(is_delayed)).order_by(c.id).limit(batch)
+
+
+def _due_keyed(batch: int, without: Collection[str]) -> Any:
+    """Rows that waited and are the first of their key. What follows them is free once they are
+    gone: asking whether all before a row are due would mean to walk over those that are not."""
+    due = _of_free_keys(without).where(delayed, c.next_attempt_at <= database_time())
+    first = and_(~_follows(is_delayed), ~_follows(goes_at_once))
+    return due.where(first).order_by(c.next_attempt_at).limit(batch)
+
+
+def _follows(kind: Callable[[Any], ColumnElement[bool]]) -> ColumnElement[bool]:
+    """Whether a row of that kind comes earlier in the same key."""
+    other = table.alias("earlier").c
+    same = (other.topic == c.topic, other.ordering_key == c.ordering_key, other.id < c.id)
+    return exists().where(keyed(other), kind(other), *same)
 
 
 class _Choice:

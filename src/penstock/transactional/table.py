@@ -21,6 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
     and_,
     bindparam,
+    case,
     cast,
     column,
     func,
@@ -63,9 +64,24 @@ table = Table(
 PENDING, PUBLISHED, DEAD = "pending", "published", "dead"
 
 
-def in_state(state: str) -> ColumnElement[bool]:
+def in_state(state: str, columns: Any = table.c) -> ColumnElement[bool]:
     """Written out rather than passed along: else no planner would use the partial indexes."""
-    return table.c.state == literal_column(f"'{state}'")
+    is_it: ColumnElement[bool] = columns.state == literal_column(f"'{state}'")
+    return is_it
+
+
+def keyed(columns: Any) -> ColumnElement[bool]:
+    return and_(in_state(PENDING, columns), columns.ordering_key.is_not(None))
+
+
+def goes_at_once(columns: Any) -> ColumnElement[bool]:
+    now: ColumnElement[bool] = columns.next_attempt_at == text("0")
+    return now
+
+
+def is_delayed(columns: Any) -> ColumnElement[bool]:
+    later: ColumnElement[bool] = columns.next_attempt_at > text("0")
+    return later
 
 
 is_pending = in_state(PENDING)
@@ -77,15 +93,21 @@ def _index(name: str, *columns: Any, only: Any) -> Index:
     return Index(full, *columns, sqlite_where=only, postgresql_where=only)
 
 
+# Rows that may go at once and rows that wait, or waited, for their time are looked for apart, so
+# that however many wait, they are not walked over by whoever looks for the others.
+at_once, delayed = goes_at_once(table.c), is_delayed(table.c)
 is_keyless = and_(is_pending, table.c.ordering_key.is_(None))
-is_keyed = and_(is_pending, table.c.ordering_key.is_not(None))
-_index("keyless", table.c.id, only=is_keyless)
-_index("keyed", table.c.id, only=is_keyed)
-# Of a backlog only the few rows that were ever claimed or failed are in these two.
+is_keyed = keyed(table.c)
+_index("keyless", table.c.id, only=and_(is_keyless, at_once))
+_index("keyless_delayed", table.c.next_attempt_at, only=and_(is_keyless, delayed))
+_index("keyed", table.c.id, only=and_(is_keyed, at_once))
+_index("keyed_delayed", table.c.next_attempt_at, only=and_(is_keyed, delayed))
+_key = (table.c.topic, table.c.ordering_key, table.c.id)
+_index("keys", *_key, only=and_(is_keyed, at_once))
+_index("delayed_keys", *_key, only=and_(is_keyed, delayed))
+# Of a backlog only the few rows that were ever claimed are in here.
 was_claimed = and_(is_keyed, table.c.lease_until > text("0"))
-was_delayed = and_(is_keyed, table.c.next_attempt_at > text("0"))
 _index("claimed", table.c.lease_until, only=was_claimed)
-_index("delayed", table.c.next_attempt_at, only=was_delayed)
 _index("claims", table.c.claimed_by, table.c.fence, only=is_pending)
 _index("published", table.c.published_at, only=in_state(PUBLISHED))
 _index("dead", table.c.id, only=in_state(DEAD))
@@ -95,13 +117,15 @@ GIVEN: Mapping[str, TypeEngine[Any]] = {
     name: Text() if name == "attributes" else table.c[name].type
     for name in ("message_id", "ordering_key", "subject", "data", "attributes", "ttl")
 }
+_after: ColumnElement[float] = bindparam("after", type_=Double())
+# 0 rather than the time of now: a clock that is set back must not hold up what was to go at once.
 _FRESH = {
     "created_at": database_time(),
-    "state": PENDING,
-    "attempts": 0,
-    "next_attempt_at": 0.0,
-    "fence": 0,
-    "lease_until": 0.0,
+    "state": literal(PENDING),
+    "attempts": literal(0),
+    "next_attempt_at": case((_after > 0, database_time() + _after), else_=literal(0.0)),
+    "fence": literal(0),
+    "lease_until": literal(0.0),
 }
 _KNOWN = ["topic", "message_id"]
 
@@ -121,10 +145,7 @@ def _insert_arrays() -> Any:
         "topic": bindparam("of_topic", type_=Text()),
         **{name: given[name] for name in GIVEN},
         "attributes": cast(given["attributes"], JSON),
-        **{
-            name: value if name == "created_at" else literal(value)
-            for name, value in _FRESH.items()
-        },
+        **_FRESH,
     }
     rows = select(*values.values()).order_by(given["place"])
     insert = postgresql.insert(table).from_select(list(values), rows)

@@ -16,6 +16,7 @@ from tests.support.spark_jobs import (
     all_ended,
     job_settings,
     records,
+    retry_by_hand,
     stored,
     submit,
     views,
@@ -100,6 +101,16 @@ def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tm
     assert history.count() == len(ids)
     reasons = {row.job_id: row.reason for row in history.where("reason IS NOT NULL").collect()}
     assert reasons == {jobs[8]: "malformed", jobs[10]: "busy", jobs[11]: "time-limit"}
+
+
+def test_a_job_retried_by_hand_that_fails_again_is_tried_again(spark, settings, tmp_path):
+    """A person and the runner both send the job's message again; neither may hide the other's."""
+    CALLS.prepare(tmp_path)
+    [job] = submit(settings, "stubborn.wav")
+    retry_by_hand(settings, job)
+    with running(Pipeline(spark, settings, options(tmp_path, stages=("metadata",)))):
+        wait_for(lambda: records(settings, [job])[0].job.stage is not JobStage.QUEUED, within=40)
+    assert records(settings, [job])[0].job.stage is JobStage.METADATA_READY
 
 
 def test_a_backfill_works_through_what_is_there_and_ends(spark, settings, tmp_path):

@@ -109,6 +109,41 @@ async def test_health_tells_what_is_pending_how_old_it_is_and_what_is_dead(url):
         assert 30 <= status.oldest_age < 59
 
 
+async def test_health_does_not_count_the_time_that_a_message_was_asked_to_wait(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(2), after=3600)
+        status = await scene.outbox.status()
+        assert (status.pending, status.waiting, status.oldest_age) == (2, 2, 0.0)
+        async with scene.database.transaction() as connection:
+            earlier = {name: table.c[name] - 3700 for name in ("created_at", "next_attempt_at")}
+            await connection.execute(update(table).values(earlier))
+        status = await scene.outbox.status()
+        assert (status.pending, status.waiting) == (2, 0)
+        assert 100 <= status.oldest_age < 3600
+
+
+@pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), "soon", True])
+async def test_a_delay_that_is_none_is_refused_before_anything_is_added(after):
+    async with outbox_on("sqlite://") as scene:
+        with pytest.raises(errors.InvalidArgumentError, match="after"):
+            await scene.add(*drafts(1), after=after)
+        assert await scene.outbox.pending() == 0
+
+
+async def test_a_message_that_waits_can_be_let_go_at_once(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(2), after=3600)
+        relay = scene.relay()
+        assert await relay.step() == 0
+        async with scene.database.transaction() as connection:
+            assert await scene.outbox.hasten(connection, "orders", "m-1")
+            assert not await scene.outbox.hasten(connection, "others", "m-1")
+        assert await relay.step() == 1
+        assert ids(await scene.stored()) == ["m-1"]
+        async with scene.database.transaction() as connection:
+            assert not await scene.outbox.hasten(connection, "orders", "m-1")
+
+
 async def test_dead_rows_can_be_read_and_published_after_all(url):
     async with outbox_on(url) as scene:
         await scene.add(*drafts(3))

@@ -1,6 +1,7 @@
 """The relay: order, retries, claims and their ends, on SQLite and PostgreSQL."""
 
 import asyncio
+import re
 import sqlite3
 from collections import defaultdict
 
@@ -13,7 +14,14 @@ from penstock.clock import Clock
 from penstock.message import Draft, PublishFault
 from penstock.testing.waiting import eventually
 from penstock.transactional import Database, Outbox, Relay
-from penstock.transactional.row_leases import Claims, Outcomes
+from penstock.transactional.row_leases import (
+    Claims,
+    Outcomes,
+    _due_keyed,
+    _due_keyless,
+    _free_keyed,
+    _free_keyless,
+)
 from penstock.transactional.table import table
 from tests.support.outbox_scenes import drafts, ids, outbox_on, until
 
@@ -117,6 +125,70 @@ async def test_a_row_of_a_key_added_while_an_earlier_one_waits_does_not_pass_it(
             await connection.execute(update(table).values(next_attempt_at=0))
         assert await relay.step() == 3
         assert ids(await scene.stored()) == ["a-0", "a-1", "a-2"]
+
+
+async def test_a_message_added_for_later_waits_until_then(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(2), after=3600)
+        await scene.add(*drafts(1, start=2))
+        relay = scene.relay()
+        assert [await relay.step(), await relay.step()] == [1, 0]
+        await scene.time_passes()
+        assert await relay.step() == 2
+        assert ids(await scene.stored()) == ["m-2", "m-0", "m-1"]
+
+
+async def test_a_relay_that_is_never_woken_sends_what_is_due_when_it_is_due(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(1), *drafts(1, "a"), after=0.2)
+        async with scene.relay(poll=3600):
+            await scene.drained()
+        assert sorted(ids(await scene.stored())) == ["a-0", "m-0"]
+
+
+async def test_a_message_added_for_later_holds_up_what_follows_in_its_key_and_nothing_else(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(1, "a"))
+        await scene.add(*drafts(2, "a", start=1), after=3600)
+        await scene.add(*drafts(2, "a", start=3), *drafts(2, "b"), *drafts(2))
+        relay = scene.relay()
+        while await relay.step():
+            pass
+        assert sorted(ids(await scene.stored())) == ["a-0", "b-0", "b-1", "m-0", "m-1"]
+        await scene.time_passes()
+        while await relay.step():
+            pass
+        arrived = [i for i in ids(await scene.stored()) if i[0] == "a"]
+        assert arrived == [f"a-{n}" for n in range(5)]
+
+
+async def test_of_what_is_due_and_what_is_new_neither_waits_for_the_other(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(20), after=3600)
+        await scene.add(*drafts(20, start=20))
+        await scene.time_passes()
+        await scene.relay(batch=4).step()
+        assert ids(await scene.stored()) == ["m-0", "m-1", "m-20", "m-21"]
+
+
+async def test_a_claim_walks_over_nothing_that_waits(tmp_path):
+    """Each part of a claim finds its rows by an index that has no others."""
+    async with outbox_on(f"sqlite:///{tmp_path}/app.db") as scene:
+        parts = {
+            _free_keyless(10, ()): {"keyless"},
+            _due_keyless(10, ()): {"keyless_delayed"},
+            _free_keyed(10, (), ()): {"keyed", "claimed", "delayed_keys"},
+            _due_keyed(10, ()): {"keyed_delayed", "claimed", "keys", "delayed_keys"},
+        }
+        async with scene.database.transaction(reading=True) as connection:
+            for query, wanted in parts.items():
+                compiled = query.compile(
+                    dialect=connection.dialect, compile_kwargs={"literal_binds": True}
+                )
+                plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}")
+                told = " ".join(row[3] for row in plan)
+                assert set(re.findall(r"INDEX penstock_outbox_(\w+)", told)) == wanted
+                assert told.count("penstock_outbox_") == len(wanted), told
 
 
 async def test_a_key_in_the_hands_of_one_relay_is_left_alone_by_another(url):

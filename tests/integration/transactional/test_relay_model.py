@@ -6,19 +6,18 @@ from contextlib import suppress
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import update
 
 from penstock import Backoff, errors
 from penstock.brokers.memory import MemoryBroker
 from penstock.clock import Clock
 from penstock.message import Draft, PublishFault
-from penstock.transactional.table import table
 from tests.support.outbox_scenes import outbox_on
 
 FAULTS = [None, None, None, errors.ResourceExhaustedError, errors.InvalidArgumentError]
 KEYS = st.sampled_from([None, None, "a", "b"])
 STEPS = st.one_of(
     st.tuples(st.just("add"), st.lists(KEYS, min_size=1, max_size=6)),
+    st.tuples(st.just("add for later"), st.lists(KEYS, min_size=1, max_size=3)),
     st.tuples(st.just("roll back"), st.lists(KEYS, min_size=1, max_size=3)),
     st.tuples(st.just("step"), st.lists(st.sampled_from(FAULTS), max_size=6)),
     st.tuples(st.just("crash"), st.sampled_from(["claimed", "before-mark", "marking"])),
@@ -66,23 +65,18 @@ async def run(steps):
         options = {"batch": 4, "max_attempts": 1000, "retry": Backoff(initial=600, maximum=600)}
         relays = [scene.relay(**options), scene.relay(**options)]
 
-        async def time_passes():
-            async with scene.database.transaction() as connection:
-                await connection.execute(update(table).values(next_attempt_at=0, lease_until=0))
-
-        async def add(keys, count):
-            return await scene.outbox.add(
-                connection,
-                "orders",
-                [Draft.of(b"", None, key, f"{key}-{count}-{n}") for n, key in enumerate(keys)],
-            )
+        async def add(keys, count, after=0.0):
+            drafts = [Draft.of(b"", None, key, f"{key}-{count}-{n}") for n, key in enumerate(keys)]
+            return await scene.outbox.add(connection, "orders", drafts, after=after)
 
         for count, (what, detail) in enumerate(steps):
             match what:
-                case "add":
+                case "add" | "add for later":
+                    after = 0.0 if what == "add" else 600.0
                     async with scene.database.transaction() as connection:
-                        for key, message_id in zip(detail, await add(detail, count), strict=True):
-                            committed[key].append(message_id)
+                        added = await add(detail, count, after)
+                    for key, message_id in zip(detail, added, strict=True):
+                        committed[key].append(message_id)
                 case "roll back":
                     async with scene.database.transaction() as connection:
                         await add(detail, count)
@@ -95,8 +89,8 @@ async def run(steps):
                     with suppress(CrashError):
                         await scene.relay(**options, checkpoint=crash_at(detail)).step()
                 case "time passes":
-                    await time_passes()
-        await time_passes()
+                    await scene.time_passes()
+        await scene.time_passes()
         while await relays[0].step():
             pass
 
