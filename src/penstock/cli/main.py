@@ -24,6 +24,7 @@ def main() -> None:
         pretty_exceptions_enable=False,
     )
     app.add_typer(server, name="server")
+    _add_db(app)
     _add_jobs(app)
     try:
         app()
@@ -31,22 +32,35 @@ def main() -> None:
         sys.exit(f"penstock: {error}")
 
 
+def _add_db(app: typer.Typer) -> None:
+    """What needs a database, or a line that says what is missing."""
+    try:
+        from penstock.cli.db import db
+    except ImportError as error:
+        _explain(app, ("db",), error, "cli,sql")
+        return
+    app.add_typer(db, name="db")
+
+
 def _add_jobs(app: typer.Typer) -> None:
     """The groups that need more packages, or a line that says which."""
-
     try:
         from penstock.cli.jobs import jobs
         from penstock.cli.pipeline import pipeline
         from penstock.cli.worker import worker
     except ImportError as error:
-        missing = error.name
-
-        def explain() -> None:
-            sys.exit(f"This needs {missing}: pip install 'penstock[cli,web,media,local]'")
-
-        for name in ("jobs", "worker", "pipeline"):
-            app.command(name, help="(not installed)")(explain)
+        _explain(app, ("jobs", "worker", "pipeline"), error, "cli,web,media,local")
         return
     app.add_typer(jobs, name="jobs")
     app.add_typer(worker, name="worker")
     app.add_typer(pipeline, name="pipeline")
+
+
+def _explain(app: typer.Typer, names: tuple[str, ...], error: ImportError, extras: str) -> None:
+    missing = error.name
+
+    def explain() -> None:
+        sys.exit(f"This needs {missing}: pip install 'penstock[{extras}]'")
+
+    for name in names:
+        app.command(name, help="(not installed)")(explain)

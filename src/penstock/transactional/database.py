@@ -147,9 +147,15 @@ class Database:
 
     async def create_tables(self, metadata: MetaData) -> None:
         """Create what is missing. Safe to repeat, and when several processes start together."""
+        async with self.schema_transaction() as connection:
+            await connection.run_sync(metadata.create_all)
+
+    @asynccontextmanager
+    async def schema_transaction(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that changes tables, one at a time among all processes."""
         async with self.transaction() as connection:
             await self.lock(connection, _SCHEMA_LOCK)
-            await connection.run_sync(metadata.create_all)
+            yield connection
 
     async def lock(self, connection: AsyncConnection, number: int, *, shared: bool = False) -> None:
         """Hold a lock of that number until the transaction ends. On SQLite it does already."""

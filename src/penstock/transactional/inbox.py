@@ -34,6 +34,7 @@ from penstock.transactional.inbox_table import (
     is_unprocessed,
     metadata,
 )
+from penstock.transactional.schema import prepare
 
 _LONGEST_ID = 1024
 _LONGEST_REASON = 2000
@@ -131,8 +132,8 @@ class Inbox:
         return self._consumer
 
     async def create(self) -> None:
-        """Create its table if it is not there."""
-        await self._database.create_tables(metadata)
+        """Create its table if it is not there; an error when it is one of another version."""
+        await prepare(self._database, "inbox", metadata)
 
     # The effect and the mark in one transaction.
 

@@ -18,6 +18,7 @@ from penstock.config import check_duration, check_name, check_whole
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
+from penstock.transactional.schema import prepare
 from penstock.transactional.table import (
     DEAD,
     GIVEN,
@@ -82,8 +83,8 @@ class Outbox:
         return self._database
 
     async def create(self) -> None:
-        """Create its table if it is not there."""
-        await self._database.create_tables(metadata)
+        """Create its table if it is not there; an error when it is one of another version."""
+        await prepare(self._database, "outbox", metadata)
 
     async def add(
         self,

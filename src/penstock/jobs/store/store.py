@@ -40,6 +40,7 @@ from penstock.jobs.store.records import (
     texts,
 )
 from penstock.transactional import Database, insert_into
+from penstock.transactional.schema import prepare
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class ProcessingJobStore:
         self._begins = Together(self._begin_each)
 
     async def __aenter__(self) -> Self:
-        await self.database.create_tables(metadata)
+        await prepare(self.database, "jobs", metadata)
         return self
 
     async def __aexit__(
