@@ -5,7 +5,7 @@ from penstock.broker import Capabilities, SubscriptionStatus, TopicStatus
 from penstock.client import PubSub, Topic
 from penstock.clock import PreciseTime
 from penstock.config import DeadLetterPolicy, PushDelivery, RetryPolicy
-from penstock.connect import connect
+from penstock.connect import BrokerKind, connect, register_broker
 from penstock.errors import PenstockError
 from penstock.message import AckResponse, Draft, Expect, Message, Receipt
 from penstock.publishing import (
@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AckResponse",
     "Backoff",
+    "BrokerKind",
     "Capabilities",
     "CloseReport",
     "DeadLetterPolicy",
@@ -59,4 +60,5 @@ __all__ = [
     "TopicStatus",
     "connect",
     "errors",
+    "register_broker",
 ]

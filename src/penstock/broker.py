@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from penstock.clock import PreciseTime
 from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.message import (
     AckResponse,
@@ -46,6 +47,11 @@ class Capabilities:
     outlives_topic: bool = False
     """A subscription hands over what it holds after its topic was deleted."""
     push: bool = False
+    updates: bool = False
+    """`Admin.update_topic` and `Admin.update_subscription` change what exists."""
+    detaching: bool = False
+    expiration: bool = False
+    """Subscriptions that nobody uses are deleted after their `expires_after`."""
     seek: bool = False
     snapshots: bool = False
     replay: bool = False
@@ -72,6 +78,14 @@ class SubscriptionStatus:
     oldest_age: float
     """Seconds since the oldest of them was published; 0 when there is none."""
     topic_deleted: bool = field(default=False)
+    detached: bool = field(default=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotStatus:
+    topic: str
+    expires: PreciseTime
+    topic_deleted: bool = field(default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +103,30 @@ class Admin(Protocol):
     async def delete_topic(self, topic: str) -> None:
         """Its subscriptions stay, hand over what they hold, then fail."""
 
+    async def update_topic(self, config: TopicConfig) -> None:
+        """Make the topic of that name what `config` says. How it routes cannot be changed."""
+
     async def list_topics(self) -> Sequence[str]: ...
     async def describe_topic(self, topic: str) -> TopicStatus: ...
     async def create_subscription(self, config: SubscriptionConfig) -> None:
         """It sees what is published from now on."""
 
+    async def update_subscription(self, config: SubscriptionConfig) -> None:
+        """Make the subscription of that name what `config` says; what is on loan stays so.
+        Topic, filter, ordering and push cannot be changed."""
+
+    async def detach_subscription(self, subscription: str) -> None:
+        """Take it from its topic for good: what it holds is dropped, and pulls fail."""
+
     async def delete_subscription(self, subscription: str) -> None: ...
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]: ...
     async def describe_subscription(self, subscription: str) -> SubscriptionStatus: ...
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:
-        """Remember what the subscription has not acked; expires after seven days."""
+        """Remember what the subscription has not acked. It expires seven days after the oldest
+        message in it was published, and is refused when that is less than an hour away."""
 
+    async def list_snapshots(self, topic: str | None = None) -> Sequence[str]: ...
+    async def describe_snapshot(self, snapshot: str) -> SnapshotStatus: ...
     async def delete_snapshot(self, snapshot: str) -> None: ...
     async def seek(self, subscription: str, to: datetime | str) -> None:
         """Make messages from a time on, or those of a snapshot by name, deliverable again, and

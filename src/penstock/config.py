@@ -9,19 +9,31 @@ from penstock.errors import InvalidArgumentError
 from penstock.message import check_ack_deadline
 
 DAY = 86_400.0
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9\-._~+%]{2,254}")
+_NAME = re.compile(
+    r"(?:[A-Za-z0-9][A-Za-z0-9.:_\-]{0,62}/)?(?!goog)[A-Za-z][A-Za-z0-9\-._~+%]{2,254}"
+)
 
 
 def check_name(kind: str, name: object) -> str:
-    """`name` if Google Pub/Sub would take it for a `kind`, else `InvalidArgumentError`."""
+    """`name` if Google Pub/Sub would take it for a `kind`, else `InvalidArgumentError`.
+
+    What belongs to another project than the broker's own is written `project/name`.
+    """
     if not isinstance(name, str):
         raise InvalidArgumentError(f"{kind} name must be text, not {type(name).__name__}")
-    if not _NAME.fullmatch(name) or name.startswith("goog"):
+    if not _NAME.fullmatch(name):
         raise InvalidArgumentError(
             f"{kind} name {name!r} is not allowed: 3 to 255 characters, a letter first, then "
-            "letters, digits or any of - . _ ~ + %, and not starting with 'goog'"
+            "letters, digits or any of - . _ ~ + %, and not starting with 'goog'; "
+            "project/name for what is in another project"
         )
     return name
+
+
+def split_name(name: str, own_project: str) -> tuple[str, str]:
+    """The project a checked name belongs to, and what it is called there."""
+    project, _, within = name.rpartition("/")
+    return project or own_project, within
 
 
 def check_duration(what: str, seconds: float, least: float, most: float) -> None:
@@ -125,7 +137,8 @@ class SubscriptionConfig:
     """What the broker knows of a subscription.
 
     `message_retention`: seconds an unacked message is kept (default 7 days), and an acked one
-    too when `retain_acked_messages` is set, for `seek`.
+    too when `retain_acked_messages` is set, for `seek`. `expires_after`: seconds without a
+    subscriber after which the broker deletes it (None: never).
     """
 
     name: str
@@ -138,6 +151,7 @@ class SubscriptionConfig:
     retry_policy: RetryPolicy | None = None
     retain_acked_messages: bool = False
     message_retention: float = 7 * DAY
+    expires_after: float | None = None
     push: PushDelivery | None = None
 
     def __post_init__(self) -> None:
@@ -149,6 +163,8 @@ class SubscriptionConfig:
                 f"({self.name!r})"
             )
         check_duration("message_retention", self.message_retention, 0.001, 31 * DAY)
+        if self.expires_after is not None:
+            check_duration("expires_after", self.expires_after, 1, 3650 * DAY)
         for option, kind in (
             ("filter", str),
             ("dead_letter_policy", DeadLetterPolicy | None),
@@ -162,4 +178,13 @@ class SubscriptionConfig:
             if not isinstance(value, kind):
                 raise InvalidArgumentError(
                     f"{option} of subscription {self.name!r} cannot be a {type(value).__name__}"
+                )
+
+    def check_change(self, to: SubscriptionConfig) -> None:
+        """What a subscription is made with and keeps."""
+        for option in ("topic", "filter", "message_ordering", "push"):
+            if getattr(self, option) != getattr(to, option):
+                raise InvalidArgumentError(
+                    f"{option} of subscription {self.name!r} cannot be changed; delete the "
+                    "subscription and create it again"
                 )

@@ -57,14 +57,32 @@ def test_what_no_broker_could_take_is_refused(arguments, said):
     assert caught.value.code == 3
 
 
-@pytest.mark.parametrize("name", ["abc", "a-b.c_d~e+f%", "A" * 255, "job-processing"])
+@pytest.mark.parametrize(
+    "name", ["abc", "a-b.c_d~e+f%", "A" * 255, "job-processing", "project/abc"]
+)
 def test_names_google_takes_are_taken(name):
     assert check_name("Topic", name) == name
 
 
 @pytest.mark.parametrize(
     "name",
-    ["", "ab", "A" * 256, "1abc", "-abc", "a b c", "goog-x", "naïve", "a/b/c", "abc\n", None],
+    [
+        "",
+        "ab",
+        "A" * 256,
+        "1abc",
+        "-abc",
+        "a b c",
+        "goog-x",
+        "naïve",
+        "a/b/c",
+        "abc\n",
+        None,
+        "project/goog-x",
+        "/abc",
+        "-project/abc",
+        "project/",
+    ],
 )
 def test_names_google_refuses_are_refused_and_shown(name):
     with pytest.raises(InvalidArgumentError, match="name") as caught:

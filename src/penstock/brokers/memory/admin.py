@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from penstock.broker import SubscriptionStatus, TopicStatus
+from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus
 from penstock.brokers.memory.registry import Registry, Snapshot
 from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.brokers.memory.topic import TopicState
-from penstock.clock import NS, Clock, to_ns
+from penstock.clock import NS, Clock, PreciseTime, to_ns
 from penstock.config import DAY, SubscriptionConfig, TopicConfig, check_name
 from penstock.errors import (
     AlreadyExistsError,
+    FailedPreconditionError,
     InvalidArgumentError,
     SnapshotNotFoundError,
     TopicNotFoundError,
@@ -21,6 +22,7 @@ from penstock.errors import (
 from penstock.message import Record
 
 _SNAPSHOT_LIFETIME_NS = int(7 * DAY * NS)
+_SNAPSHOT_LEAST_NS = 3600 * NS
 
 
 class MemoryAdmin:
@@ -44,6 +46,15 @@ class MemoryAdmin:
         del self._registry.topics[topic]
         for subscription in state.subscriptions:
             subscription.topic_deleted()
+
+    async def update_topic(self, config: TopicConfig) -> None:
+        state = self._registry.topic(config.name)
+        if config.routed_attributes != state.config.routed_attributes:
+            raise InvalidArgumentError(
+                f"routed_attributes of topic {config.name!r} cannot be changed; create another"
+            )
+        state.config = config
+        state.retention_changed()
 
     async def list_topics(self) -> Sequence[str]:
         self._registry.check_open()
@@ -71,15 +82,36 @@ class MemoryAdmin:
         self._registry.subscriptions[config.name] = subscription
         topic.subscriptions.append(subscription)
         topic.retention_changed()
+        subscription.expire_with(self._drop_subscription)
+
+    async def update_subscription(self, config: SubscriptionConfig) -> None:
+        state = self._registry.subscription(config.name)
+        state.config.check_change(config)
+        if config.dead_letter_policy is not None:
+            self._registry.topic(config.dead_letter_policy.topic)
+        state.reconfigure(config)
+        topic = self._topic_of(state)
+        if topic is not None:
+            topic.retention_changed()
+
+    async def detach_subscription(self, subscription: str) -> None:
+        state = self._registry.subscription(subscription)
+        self._take_from_topic(state)
+        state.detach()
 
     async def delete_subscription(self, subscription: str) -> None:
-        state = self._registry.subscription(subscription)
-        del self._registry.subscriptions[subscription]
+        self._drop_subscription(self._registry.subscription(subscription))
+
+    def _drop_subscription(self, state: SubscriptionState) -> None:
+        del self._registry.subscriptions[state.config.name]
+        self._take_from_topic(state)
+        state.end()
+
+    def _take_from_topic(self, state: SubscriptionState) -> None:
         topic = self._topic_of(state)
         if topic is not None:
             topic.subscriptions.remove(state)
             topic.retention_changed()
-        state.end()
 
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
         if topic is None:
@@ -100,12 +132,36 @@ class MemoryAdmin:
             )
         self._drop_expired_snapshots()
         _check_new("Snapshot", snapshot, self._registry.snapshots)
-        expires_ns = self._clock.time_ns() + _SNAPSHOT_LIFETIME_NS
+        unacked = tuple(state.unacked())
+        now_ns = self._clock.time_ns()
+        oldest_ns = unacked[0].publish_time_ns if unacked else now_ns
+        expires_ns = oldest_ns + _SNAPSHOT_LIFETIME_NS
+        if expires_ns - now_ns < _SNAPSHOT_LEAST_NS:
+            raise FailedPreconditionError(
+                f"Snapshot {snapshot!r} would expire within an hour, seven days after the oldest "
+                f"message that subscription {subscription!r} has not acked; ack it first"
+            )
         self._registry.snapshots[snapshot] = Snapshot(
             topic=topic,
-            unacked=tuple(state.unacked()),
+            unacked=unacked,
             next_sequence=topic.keep_for_snapshot(snapshot, expires_ns),
             expires_ns=expires_ns,
+        )
+
+    async def list_snapshots(self, topic: str | None = None) -> Sequence[str]:
+        self._registry.check_open()
+        self._drop_expired_snapshots()
+        wanted = self._registry.topic(topic) if topic is not None else None
+        found = self._registry.snapshots.items()
+        return sorted(name for name, s in found if wanted is None or s.topic is wanted)
+
+    async def describe_snapshot(self, snapshot: str) -> SnapshotStatus:
+        found = self._snapshot(snapshot)
+        topic = found.topic.config.name
+        return SnapshotStatus(
+            topic=topic,
+            expires=PreciseTime.from_ns(found.expires_ns),
+            topic_deleted=self._registry.topics.get(topic) is not found.topic,
         )
 
     async def delete_snapshot(self, snapshot: str) -> None:
@@ -114,6 +170,7 @@ class MemoryAdmin:
 
     async def seek(self, subscription: str, to: datetime | str) -> None:
         state = self._registry.subscription(subscription)
+        state.check_usable()
         if isinstance(to, str):
             self._seek_snapshot(state, to)
         elif isinstance(to, datetime) and to.tzinfo is not None:

@@ -12,7 +12,7 @@ from penstock.brokers.memory.log import MemoryLog
 from penstock.brokers.memory.registry import Registry
 from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.clock import Clock, PreciseTime
-from penstock.config import SubscriptionConfig
+from penstock.config import SubscriptionConfig, split_name
 from penstock.message import AckResponse, Delivery, Draft, PublishFault, Receipt, Record, Settlement
 
 # Publishing never has to wait here, so a loop that publishes would keep everybody else from
@@ -39,6 +39,9 @@ class MemoryBroker:
         dedupe=True,
         expectations=True,
         outlives_topic=True,
+        updates=True,
+        detaching=True,
+        expiration=True,
         seek=True,
         snapshots=True,
         replay=True,
@@ -92,10 +95,11 @@ class MemoryBroker:
         if not topic:
             return False
         published = PreciseTime.from_ns(record.publish_time_ns)
+        project, name = split_name(config.name, self._project)
         source = {
             "CloudPubSubDeadLetterSourceDeliveryCount": str(attempt),
-            "CloudPubSubDeadLetterSourceSubscription": config.name,
-            "CloudPubSubDeadLetterSourceSubscriptionProject": self._project,
+            "CloudPubSubDeadLetterSourceSubscription": name,
+            "CloudPubSubDeadLetterSourceSubscriptionProject": project,
             "CloudPubSubDeadLetterSourceTopicPublishTime": published.isoformat(),
         }
         draft = Draft(record.data, {**record.attributes, **source}, record.ordering_key)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 
 from msgspec import Struct
 
 from penstock.broker import SubscriptionStatus
+from penstock.brokers.memory.waiting import Waiters
 from penstock.clock import NS, Alarm, Clock
 from penstock.config import SubscriptionConfig
-from penstock.errors import SubscriptionNotFoundError, TopicNotFoundError
+from penstock.errors import (
+    FailedPreconditionError,
+    PenstockError,
+    SubscriptionNotFoundError,
+    TopicNotFoundError,
+)
 from penstock.message import AckResponse, Delivery, Record, Settlement, Verb
 from penstock.rules.deadlines import Deadlines
 from penstock.rules.filters import parse_filter
@@ -57,11 +61,15 @@ class SubscriptionState:
         self._delayed: dict[str, Loan] = {}
         self._deadlines: Deadlines[str] = Deadlines()
         self._lanes: Lanes[Record] | None = Lanes() if config.message_ordering else None
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters = Waiters()
         self._alarm = Alarm(clock, self._on_alarm)
         self._ignore_before_ns = 0
         self._topic_deleted = False
-        self._gone: Exception | None = None
+        self._detached = False
+        self._gone: PenstockError | None = None
+        self._idle = Alarm(clock, self._on_idle)
+        self._used_at = clock.monotonic()
+        self._expire: Callable[[SubscriptionState], object] = lambda _: None
 
     @property
     def acked_retention(self) -> float:
@@ -82,17 +90,17 @@ class SubscriptionState:
             enter = self._lanes.enter
             records = [r for r in records if r.ordering_key is None or enter(r.ordering_key, r)]
         self._fresh.extend(records)
-        self._wake(len(records))
+        self._waiters.wake(len(records))
 
     # Records go out on loan.
 
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Delivery]:
         if max_messages < 1:
             return []
-        until = self._clock.monotonic() + wait
+        self._used_at = self._clock.monotonic()
+        until = self._used_at + wait
         while True:
-            if self._gone is not None:
-                raise self._gone
+            self.check_usable()
             taken = self._take(max_messages, max_bytes)
             if taken:
                 return taken
@@ -105,7 +113,10 @@ class SubscriptionState:
             remaining = until - self._clock.monotonic()
             if remaining <= 0:
                 return []
-            await self._news(remaining)
+            try:
+                await self._waiters.news(remaining)
+            finally:
+                self._used_at = self._clock.monotonic()
 
     def _take(self, max_messages: int, max_bytes: int) -> list[Delivery]:
         if not self._fresh and not self._again:
@@ -157,11 +168,15 @@ class SubscriptionState:
         success = AckResponse.SUCCESS
         loans, deadlines = self._loans, self._deadlines
         responses: list[AckResponse] = []
+        extended: list[tuple[float, list[str]]] = []
+        self._used_at = self._clock.monotonic()
         for settlement in settlements:
             ack_id, verb = settlement.ack_id, settlement.verb
             if verb is Verb.EXTEND and settlement.seconds:
                 if ack_id in loans:
-                    self._set_deadline(settlement.seconds, [ack_id])
+                    if not extended or extended[-1][0] != settlement.seconds:
+                        extended.append((settlement.seconds, []))
+                    extended[-1][1].append(ack_id)
                     responses.append(success)
                 else:
                     responses.append(stale)
@@ -178,11 +193,13 @@ class SubscriptionState:
                 self._give_up(ack_id, loan)
             elif verb is Verb.RELEASE:
                 self._again.append(loan)
-                self._wake(1)
+                self._waiters.wake(1)
             else:
                 self._bring_back(ack_id, loan, settlement.seconds)
+        for seconds, ack_ids in extended:
+            self._set_deadline(seconds, [ack_id for ack_id in ack_ids if ack_id in loans])
         if self._topic_deleted:
-            self._wake(len(self._waiters))
+            self._waiters.wake_all()
         return responses
 
     def _finish(self, record: Record) -> None:
@@ -191,7 +208,7 @@ class SubscriptionState:
             following = self._lanes.leave(record.ordering_key)
             if following is not None:
                 self._fresh.append(following)
-                self._wake(1)
+                self._waiters.wake(1)
 
     def _give_up(self, ack_id: str, loan: Loan) -> None:
         """Rejected: to the dead letters if there are any, else dropped."""
@@ -216,7 +233,7 @@ class SubscriptionState:
             self._set_deadline(delay, [ack_id])
         else:
             self._again.append(loan)
-            self._wake(1)
+            self._waiters.wake(1)
 
     # Time passes.
 
@@ -231,9 +248,9 @@ class SubscriptionState:
                 self._bring_back(ack_id, loan, None)
             else:
                 self._again.append(self._delayed.pop(ack_id))
-                self._wake(1)
+                self._waiters.wake(1)
         if self._topic_deleted:
-            self._wake(len(self._waiters))
+            self._waiters.wake_all()
         return self._deadlines.next()
 
     # Operators look and change.
@@ -241,6 +258,43 @@ class SubscriptionState:
     def unacked(self) -> list[Record]:
         """Everything not yet acked, in order of publication."""
         return sorted(self._records(), key=lambda record: record.sequence)
+
+    def reconfigure(self, config: SubscriptionConfig) -> None:
+        """What is delivered from now on follows `config`."""
+        self.config = config
+        self._retention_ns = int(config.message_retention * NS)
+        self._used_at = self._clock.monotonic()
+        self.expire_with(self._expire)
+
+    def expire_with(self, expire: Callable[[SubscriptionState], object]) -> None:
+        """Call `expire` once nobody has used this subscription for as long as it may be idle."""
+        self._expire = expire
+        self._idle.cancel()
+        if self.config.expires_after is not None:
+            self._idle.set(self._used_at + self.config.expires_after)
+
+    def _on_idle(self) -> float | None:
+        now, ttl = self._clock.monotonic(), self.config.expires_after or 0.0
+        if len(self._waiters):
+            self._used_at = now
+        if now < self._used_at + ttl:
+            return self._used_at + ttl
+        self._expire(self)
+        return None
+
+    def detach(self) -> None:
+        """Nothing comes in any more, and what is here is dropped."""
+        self.restart_with([])
+        self._detached = True
+        self._gone = FailedPreconditionError(
+            f"Subscription {self.config.name!r} is detached from its topic: it receives nothing "
+            "any more; delete it, or create another"
+        )
+        self._waiters.wake_all()
+
+    def check_usable(self) -> None:
+        if self._gone is not None:
+            raise self._gone
 
     def restart_with(self, records: Iterable[Record], ignore_before_ns: int = 0) -> None:
         """Seek: exactly these are unacked now, as if never delivered. Open loans end."""
@@ -255,7 +309,7 @@ class SubscriptionState:
         self.offer(list(records), self._clock.time_ns())
         self._ignore_before_ns = ignore_before_ns
         if self._topic_deleted:
-            self._wake(len(self._waiters))
+            self._waiters.wake_all()
 
     def status(self) -> SubscriptionStatus:
         self._drop_expired(self._clock.time_ns())
@@ -267,6 +321,7 @@ class SubscriptionState:
             leased=len(self._loans),
             oldest_age=age,
             topic_deleted=self._topic_deleted,
+            detached=self._detached,
         )
 
     def _drop_expired(self, now_ns: int) -> None:
@@ -277,15 +332,16 @@ class SubscriptionState:
 
     def topic_deleted(self) -> None:
         self._topic_deleted = True
-        self._wake(len(self._waiters))
+        self._waiters.wake_all()
 
-    def end(self, reason: Exception | None = None) -> None:
+    def end(self, reason: PenstockError | None = None) -> None:
         """The subscription is deleted or the broker closed: nobody waits any longer."""
         self._gone = reason or SubscriptionNotFoundError(
             self.config.name, "it was deleted; create it again to go on"
         )
         self._alarm.cancel()
-        self._wake(len(self._waiters))
+        self._idle.cancel()
+        self._waiters.wake_all()
 
     def _records(self) -> Iterator[Record]:
         yield from self._fresh
@@ -310,34 +366,3 @@ class SubscriptionState:
         parked = self._lanes.waiting if self._lanes is not None else 0
         held = len(self._again) + len(self._loans) + len(self._delayed)
         return len(self._fresh) + held + parked
-
-    # Pulls wait.
-
-    async def _news(self, seconds: float) -> None:
-        """Return when something may be available, or after `seconds`."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        timeout = loop.call_later(seconds, _resolve, waiter)
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._wake(1)  # The news was for us; pass it on.
-            raise
-        finally:
-            timeout.cancel()
-            with suppress(ValueError):
-                self._waiters.remove(waiter)
-
-    def _wake(self, count: int) -> None:
-        while count > 0 and self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                count -= 1
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from penstock.broker import SubscriptionStatus, TopicStatus
+from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import (
     Catalogue,
@@ -15,6 +15,8 @@ from penstock.brokers.nats.catalogue import (
     stream_config,
     topic_config,
     unfinished,
+    updated_consumer,
+    updated_stream,
 )
 from penstock.brokers.nats.dead_letters import ADVISORIES, Rescue
 from penstock.brokers.nats.log import NatsLog
@@ -25,6 +27,7 @@ from penstock.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     NotFoundError,
+    SnapshotNotFoundError,
     SubscriptionNotFoundError,
     TopicNotFoundError,
     UnimplementedError,
@@ -61,6 +64,18 @@ class NatsAdmin:
         self._catalogue.forget_routes(topic)
         await self._connection.request(
             f"STREAM.DELETE.{encode_name(topic)}", missing=lambda: TopicNotFoundError(topic)
+        )
+
+    async def update_topic(self, config: TopicConfig) -> None:
+        info = await self._catalogue.stream_info(config.name)
+        if topic_config(info).routed_attributes != config.routed_attributes:
+            raise InvalidArgumentError(
+                f"routed_attributes of topic {config.name!r} cannot be changed; create another"
+            )
+        await self._connection.request(
+            f"STREAM.UPDATE.{encode_name(config.name)}",
+            updated_stream(info, config),
+            missing=lambda: TopicNotFoundError(config.name),
         )
 
     async def list_topics(self) -> Sequence[str]:
@@ -132,6 +147,27 @@ class NatsAdmin:
             ),
         )
 
+    async def update_subscription(self, config: SubscriptionConfig) -> None:
+        info = await self._catalogue.consumer_info(config.name)
+        consumer = consumer_of(info)
+        consumer.config.check_change(config)
+        if config.dead_letter_policy is not None:
+            await self._catalogue.stream_info(config.dead_letter_policy.topic)
+            await self._rescue.prepare(consumer)
+        updated = await self._connection.request(
+            f"CONSUMER.CREATE.{consumer.stream}.{consumer.name}",
+            {
+                "stream_name": consumer.stream,
+                "action": "update",
+                "config": updated_consumer(info, config),
+            },
+            missing=lambda: SubscriptionNotFoundError(config.name),
+        )
+        self._catalogue.remember(config.name, updated)
+
+    async def detach_subscription(self, subscription: str) -> None:  # noqa: ARG002
+        raise UnimplementedError("JetStream cannot detach a subscription; delete it instead")
+
     async def delete_subscription(self, subscription: str) -> None:
         consumer = await self._catalogue.consumer(subscription)
         self._catalogue.forget(subscription)
@@ -168,8 +204,16 @@ class NatsAdmin:
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:  # noqa: ARG002
         raise _no_snapshots()
 
-    async def delete_snapshot(self, snapshot: str) -> None:  # noqa: ARG002
-        raise _no_snapshots()
+    async def list_snapshots(self, topic: str | None = None) -> Sequence[str]:
+        if topic is not None:
+            await self._catalogue.stream_info(topic)
+        return ()
+
+    async def describe_snapshot(self, snapshot: str) -> SnapshotStatus:
+        raise SnapshotNotFoundError(snapshot)
+
+    async def delete_snapshot(self, snapshot: str) -> None:
+        raise SnapshotNotFoundError(snapshot)
 
     async def seek(self, subscription: str, to: datetime | str) -> None:
         if isinstance(to, str):

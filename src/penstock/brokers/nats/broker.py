@@ -19,7 +19,7 @@ from penstock.brokers.nats.dead_letters import Rescue
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.headers import parse_ack_subject, record_of
 from penstock.clock import NS, Clock, PreciseTime
-from penstock.config import SubscriptionConfig
+from penstock.config import SubscriptionConfig, split_name
 from penstock.errors import PenstockError, SubscriptionNotFoundError
 from penstock.message import (
     AckResponse,
@@ -52,6 +52,8 @@ class NatsBroker:
         push=True,
         expectations=True,
         ttl=True,
+        updates=True,
+        expiration=True,
         seek=True,
         replay=True,
         backlog=True,
@@ -203,10 +205,11 @@ class NatsBroker:
         policy = config.dead_letter_policy
         if policy is None:
             return False
+        project, name = split_name(config.name, "penstock")
         source = {
             f"{_DEAD}DeliveryCount": str(delivered),
-            f"{_DEAD}Subscription": config.name,
-            f"{_DEAD}SubscriptionProject": "penstock",
+            f"{_DEAD}Subscription": name,
+            f"{_DEAD}SubscriptionProject": project,
             f"{_DEAD}TopicPublishTime": PreciseTime.from_ns(record.publish_time_ns).isoformat(),
         }
         # The same id from whoever moves it: it arrives once.

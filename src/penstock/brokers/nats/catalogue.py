@@ -139,6 +139,16 @@ def stream_config(config: TopicConfig) -> dict[str, Any]:
     }
 
 
+def updated_stream(info: dict[str, Any], config: TopicConfig) -> dict[str, Any]:
+    """A stream as it is, but for what a topic's configuration says."""
+    now, wanted = info["config"], stream_config(config)
+    return {
+        **now,
+        **{key: wanted[key] for key in ("max_age", "duplicate_window")},
+        "metadata": {**now.get("metadata", {}), **wanted["metadata"]},
+    }
+
+
 def topic_config(info: dict[str, Any]) -> TopicConfig:
     config = info["config"]
     marked = _marked(config)
@@ -166,6 +176,7 @@ def consumer_config(
         "retain_acked": config.retain_acked_messages,
         "retention": config.message_retention,
         "begins": first,
+        "expires": config.expires_after,
     }
     name = encode_name(config.name)
     return {
@@ -177,7 +188,21 @@ def consumer_config(
         **(_pushed(config.push) if config.push is not None else _PULLED),
         "metadata": {_MARK: msgspec.json.encode(mark).decode()},
         "deliver_policy": "all",
+        **({"inactive_threshold": int(config.expires_after * NS)} if config.expires_after else {}),
         **({"filter_subjects": subjects} if subjects else {}),
+    }
+
+
+def updated_consumer(info: dict[str, Any], config: SubscriptionConfig) -> dict[str, Any]:
+    """A consumer as it is, but for what a subscription's configuration says. Where it begins and
+    what it lets through stay."""
+    now = info["config"]
+    wanted = consumer_config(config, (), int(_marked(now).get("begins", 1)))
+    return {
+        **now,
+        **{key: wanted[key] for key in ("ack_wait", "max_deliver")},
+        "inactive_threshold": wanted.get("inactive_threshold", 0),
+        "metadata": {**now.get("metadata", {}), **wanted["metadata"]},
     }
 
 
@@ -225,6 +250,7 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             else None,
             retain_acked_messages=marked.get("retain_acked", False),
             message_retention=marked.get("retention", 7 * DAY),
+            expires_after=marked.get("expires"),
         ),
     )
 

@@ -7,7 +7,7 @@ import itertools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,6 +20,8 @@ from penstock.testing.clock import VirtualClock, run_real, run_virtual
 from penstock.testing.waiting import eventually
 
 _numbers = itertools.count(1)
+
+Made = TypeVar("Made", Topic, Subscription)
 
 
 class Harness:
@@ -63,16 +65,16 @@ class Scene:
         return f"{base}-{self._run_id}-{next(_numbers)}"
 
     async def topic(self, **options: Any) -> Topic:
-        topic = self.pubsub.topic(self.name("topic"))
-        await topic.create(**options)
-        self._made.append(topic)
-        return topic
+        return await self.made(self.pubsub.topic(self.name("topic")), **options)
 
     async def subscription(self, topic: Topic, **options: Any) -> Subscription:
-        subscription = topic.subscription(self.name("sub"), **options)
-        await subscription.create()
-        self._made.append(subscription)
-        return subscription
+        return await self.made(topic.subscription(self.name("sub"), **options))
+
+    async def made(self, handle: Made, **options: Any) -> Made:
+        """Create it; it is deleted when the behaviour has been tried."""
+        await handle.create(**options)
+        self._made.append(handle)
+        return handle
 
     async def pair(self, **options: Any) -> tuple[Topic, Subscription]:
         """A topic and a subscription on it."""

@@ -83,6 +83,14 @@ class Replaying:
         await scene.settle(sub, first, Verb.ACK)
         snapshot = scene.name("snapshot")
         await sub.create_snapshot(snapshot)
+        admin = scene.broker.admin
+        assert snapshot in await admin.list_snapshots()
+        assert await admin.list_snapshots(topic.name) == [snapshot]
+        status = await admin.describe_snapshot(snapshot)
+        assert status.topic == topic.name and not status.topic_deleted
+        # Seven days after the oldest message in it, to the resolution of the broker's clock.
+        oldest = PreciseTime.from_ns(second.record.publish_time_ns)
+        assert abs(status.expires - oldest - timedelta(days=7)) < timedelta(minutes=1)
         await scene.settle(sub, second, Verb.ACK)
         await _publish(topic, "later")
         for delivery in await scene.pull(sub):

@@ -9,9 +9,10 @@ import pytest
 
 from penstock import DeadLetterPolicy, Draft, PreciseTime, PushDelivery
 from penstock.brokers.memory import MemoryBroker
-from penstock.config import SubscriptionConfig, TopicConfig
+from penstock.config import DAY, SubscriptionConfig, TopicConfig
 from penstock.errors import (
     ClosedError,
+    FailedPreconditionError,
     InvalidArgumentError,
     SnapshotNotFoundError,
     SubscriptionNotFoundError,
@@ -378,3 +379,71 @@ async def test_what_it_cannot_do_it_refuses():
     for subject in ("", "a b", "a.*", 5):
         with pytest.raises(InvalidArgumentError):
             PushDelivery(subject=subject)
+
+
+async def test_a_snapshot_that_would_expire_within_the_hour_is_refused():
+    broker = await make(message_retention=30 * DAY)
+    await publish(broker, "old")
+    await asyncio.sleep(7 * DAY - 3601)
+    await broker.admin.create_snapshot("first", "sub")
+    await asyncio.sleep(2)
+    with pytest.raises(FailedPreconditionError, match=r"'second'.*hour"):
+        await broker.admin.create_snapshot("second", "sub")
+    assert await broker.admin.list_snapshots() == ["first"]
+    await asyncio.sleep(3600)
+    assert await broker.admin.list_snapshots() == []
+
+
+async def test_a_snapshot_of_a_deleted_topic_says_so():
+    broker = await make()
+    await broker.admin.create_snapshot("snapshot", "sub")
+    await broker.admin.delete_topic("topic")
+    await broker.admin.create_topic(TopicConfig(name="topic"))
+    assert (await broker.admin.describe_snapshot("snapshot")).topic_deleted
+    assert await broker.admin.list_snapshots("topic") == []
+
+
+async def test_a_detached_subscription_tells_whoever_waits_and_cannot_seek():
+    broker = await make(topic_retention=600)
+    await publish(broker, "a")
+    [delivery] = await pull(broker)
+    waiting = asyncio.ensure_future(pull(broker, wait=100))
+    await settled()
+    await broker.admin.detach_subscription("sub")
+    with pytest.raises(FailedPreconditionError, match="'sub' is detached"):
+        await waiting
+    with pytest.raises(FailedPreconditionError):
+        await broker.admin.seek("sub", PreciseTime.from_ns(delivery.record.publish_time_ns))
+    await asyncio.sleep(1000)
+    assert (await broker.admin.describe_subscription("sub")).backlog == 0
+
+
+async def test_a_pull_that_waits_and_a_settlement_keep_a_subscription_from_expiring():
+    broker = await make(expires_after=DAY)
+    waiting = asyncio.ensure_future(pull(broker, wait=3 * DAY))
+    await asyncio.sleep(2.9 * DAY)
+    waiting.cancel()
+    await asyncio.sleep(0.9 * DAY)
+    await broker.settle("sub", [Settlement("long gone", Verb.ACK)])
+    await asyncio.sleep(0.9 * DAY)
+    assert await broker.admin.list_subscriptions() == ["sub"]
+    await asyncio.sleep(0.2 * DAY)
+    assert await broker.admin.list_subscriptions() == []
+    with pytest.raises(SubscriptionNotFoundError):
+        await pull(broker)
+
+
+async def test_extensions_of_different_lengths_in_one_call_are_each_as_asked():
+    broker = await make(ack_deadline=10)
+    await publish(broker, "a", "b", "c")
+    taken = await pull(broker)
+    wishes = [(0, 20.0), (1, 30.0), (0, 40.0), (2, 20.0), (1, 20.0)]
+    await broker.settle(
+        "sub", [Settlement(taken[n].ack_id, Verb.EXTEND, seconds) for n, seconds in wishes]
+    )
+    await asyncio.sleep(19.5)
+    assert await pull(broker) == []
+    await asyncio.sleep(1)
+    assert sorted(texts(await pull(broker))) == ["b", "c"]
+    await asyncio.sleep(20)
+    assert "a" in texts(await pull(broker))

@@ -22,12 +22,12 @@ _SUBJECT = re.compile(r"[^\s.*>\x00-\x1f\x7f]+(\.[^\s.*>\x00-\x1f\x7f]+)*")
 
 
 def encode_name(name: str) -> str:
-    """A topic or subscription as the name of a stream or consumer, which may have no dots."""
-    return name.replace("%", "%25").replace(".", "%2E")
+    """A topic or subscription as the name of a stream or consumer: no dots, no slashes."""
+    return name.replace("%", "%25").replace(".", "%2E").replace("/", "%2F")
 
 
 def decode_name(name: str) -> str:
-    return name.replace("%2E", ".").replace("%25", "%")
+    return name.replace("%2F", "/").replace("%2E", ".").replace("%25", "%")
 
 
 def check_subject(topic: str, subject: str) -> bytes:
