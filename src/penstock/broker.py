@@ -47,6 +47,9 @@ class Capabilities:
     outlives_topic: bool = False
     """A subscription hands over what it holds after its topic was deleted."""
     push: bool = False
+    subjects: bool = False
+    """Topics may store subjects of any name, and subscriptions see some of them."""
+    work_queues: bool = False
     updates: bool = False
     """`Admin.update_topic` and `Admin.update_subscription` change what exists."""
     detaching: bool = False

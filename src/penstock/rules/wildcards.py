@@ -6,23 +6,7 @@ one or more.
 
 from __future__ import annotations
 
-import re
 from itertools import zip_longest
-
-from penstock.errors import InvalidArgumentError
-
-_TOKEN = r"[^\s.*>\x00-\x1f\x7f]+"  # noqa: S105 - of a subject
-_PATTERN = re.compile(rf"(?:(?:{_TOKEN}|\*)\.)*(?:{_TOKEN}|\*|>)")
-
-
-def check_pattern(what: str, pattern: object) -> str:
-    """`pattern` if NATS would subscribe to it, else `InvalidArgumentError`."""
-    if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
-        raise InvalidArgumentError(
-            f"{what} {pattern!r} is no subject: tokens joined by dots, without spaces, with * for "
-            "one token and > for all that follow"
-        )
-    return pattern
 
 
 def matches(pattern: str, subject: str) -> bool:

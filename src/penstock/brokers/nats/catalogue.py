@@ -24,6 +24,7 @@ from penstock.rules.subjects import subject_filters
 
 _MARK = "penstock"
 _KEEP_AT_LEAST = 7 * DAY
+_DEFAULT_ACK_WAIT = 30.0
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -34,24 +35,32 @@ class Consumer(msgspec.Struct, frozen=True):
     config: SubscriptionConfig
 
 
+class Routes(msgspec.Struct, frozen=True):
+    """Where a topic's messages go: by their attributes, and on which subjects if not its own."""
+
+    routed: tuple[str, ...]
+    subjects: tuple[str, ...]
+
+
 class Catalogue:
     """Finds streams and consumers, and remembers where they are."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._consumers: dict[str, Consumer] = {}
-        self._routes: dict[str, tuple[str, ...]] = {}
+        self._routes: dict[str, Routes] = {}
         self.on_forget: Callable[[str], object] = lambda _: None
 
-    async def routes(self, topic: str) -> tuple[str, ...]:
-        """The routed attributes of a topic. A user who may not ask publishes without them, which
-        costs filtering on the server and nothing else."""
+    async def routes(self, topic: str) -> Routes:
+        """How a topic routes. A user who may not ask publishes without routed attributes, which
+        costs filtering on the server and nothing else, and on any subject."""
         known = self._routes.get(topic)
         if known is None:
             try:
-                known = topic_config(await self.stream_info(topic)).routed_attributes
+                config = topic_config(await self.stream_info(topic))
+                known = Routes(config.routed_attributes, config.subjects)
             except PermissionDeniedError:
-                known = ()
+                known = Routes((), (">",))
             self._routes[topic] = known
         return known
 
@@ -61,7 +70,13 @@ class Catalogue:
     async def consumer(self, subscription: str) -> Consumer:
         known = self._consumers.get(subscription)
         if known is None:
-            known = consumer_of(await self.consumer_info(subscription))
+            try:
+                known = consumer_of(await self.consumer_info(subscription))
+            except PermissionDeniedError:
+                # Pulling needs no more than the name of the stream, if the address tells it.
+                if not self._connection.options.topics:
+                    raise
+                known = assumed_consumer(self._connection.options.topics[0], subscription)
             self._consumers[subscription] = known
         return known
 
@@ -95,9 +110,12 @@ class Catalogue:
         )
 
     async def streams(self) -> list[str]:
-        """The names of our streams, all of them or those the address names."""
+        """Where to look for subscriptions: in all streams, or in those the address names."""
         if self._connection.options.topics:
             return [encode_name(topic) for topic in self._connection.options.topics]
+        return await self.all_streams()
+
+    async def all_streams(self) -> list[str]:
         return await self._all("STREAM.NAMES", "streams")
 
     async def consumers(self, stream: str) -> list[str]:
@@ -114,12 +132,13 @@ class Catalogue:
 
 def stream_config(config: TopicConfig) -> dict[str, Any]:
     """A topic as a stream: kept by age, in a file, read by anybody who may."""
-    keep = config.message_retention or _KEEP_AT_LEAST
-    window = min(config.duplicate_window, keep) or 0.1
+    # What waits in a work queue waits for ever, unless somebody says otherwise.
+    keep = config.message_retention or (0.0 if config.work_queue else _KEEP_AT_LEAST)
+    window = min(config.duplicate_window, keep or config.duplicate_window) or 0.1
     return {
         "name": encode_name(config.name),
-        "subjects": [config.name, f"{config.name}.>"],
-        "retention": "limits",
+        "subjects": list(config.subjects) or _own_subjects(config.name),
+        "retention": "workqueue" if config.work_queue else "limits",
         "storage": "file",
         "discard": "old",
         "max_age": int(keep * NS),
@@ -139,14 +158,19 @@ def stream_config(config: TopicConfig) -> dict[str, Any]:
     }
 
 
+def _own_subjects(topic: str) -> list[str]:
+    return [topic, f"{topic}.>"]
+
+
 def updated_stream(info: dict[str, Any], config: TopicConfig) -> dict[str, Any]:
-    """A stream as it is, but for what a topic's configuration says."""
-    now, wanted = info["config"], stream_config(config)
-    return {
-        **now,
-        **{key: wanted[key] for key in ("max_age", "duplicate_window")},
-        "metadata": {**now.get("metadata", {}), **wanted["metadata"]},
-    }
+    """A stream as it is, but for what of a topic's configuration is new: what is not ours, and what
+    a topic cannot say exactly, stays."""
+    now, before, wanted = info["config"], stream_config(topic_config(info)), stream_config(config)
+    keys = ("max_age", "duplicate_window", "subjects")
+    changed = {key: wanted[key] for key in keys if wanted[key] != before[key]}
+    if wanted["metadata"] != before["metadata"]:
+        changed["metadata"] = {**(now.get("metadata") or {}), **wanted["metadata"]}
+    return {**now, **changed}
 
 
 def topic_config(info: dict[str, Any]) -> TopicConfig:
@@ -157,7 +181,15 @@ def topic_config(info: dict[str, Any]) -> TopicConfig:
         message_retention=marked.get("retention", min(config["max_age"] / NS, 31 * DAY)),
         duplicate_window=marked.get("duplicates", config.get("duplicate_window", 0) / NS),
         routed_attributes=tuple(marked.get("routed", ())),
+        subjects=_subjects_of(config),
+        work_queue=config.get("retention") == "workqueue",
     )
+
+
+def _subjects_of(config: dict[str, Any]) -> tuple[str, ...]:
+    subjects = config.get("subjects") or []
+    own = subjects == _own_subjects(decode_name(config["name"]))
+    return () if own else tuple(subjects)
 
 
 def consumer_config(
@@ -166,7 +198,9 @@ def consumer_config(
     """A subscription as a durable pull consumer. No `backoff`: it would replace `ack_wait`."""
     policy, retry = config.dead_letter_policy, config.retry_policy
     tree = parse_filter(config.filter) if config.filter else None
-    subjects = subject_filters(config.topic, routed, tree) if tree is not None else []
+    subjects = list(config.subjects)
+    if tree is not None and not subjects:
+        subjects = subject_filters(config.topic, routed, tree)
     mark = {
         "ordering": config.message_ordering,
         "exactly_once": config.enable_exactly_once_delivery,
@@ -177,6 +211,7 @@ def consumer_config(
         "retention": config.message_retention,
         "begins": first,
         "expires": config.expires_after,
+        "subjects": config.subjects,
     }
     name = encode_name(config.name)
     return {
@@ -189,8 +224,15 @@ def consumer_config(
         "metadata": {_MARK: msgspec.json.encode(mark).decode()},
         "deliver_policy": "all",
         **({"inactive_threshold": int(config.expires_after * NS)} if config.expires_after else {}),
-        **({"filter_subjects": subjects} if subjects else {}),
+        **_filtered(subjects),
     }
+
+
+def _filtered(subjects: list[str]) -> dict[str, Any]:
+    """One is written as older servers and other clients know it."""
+    if len(subjects) == 1:
+        return {"filter_subject": subjects[0]}
+    return {"filter_subjects": subjects} if subjects else {}
 
 
 def updated_consumer(info: dict[str, Any], config: SubscriptionConfig) -> dict[str, Any]:
@@ -251,8 +293,23 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             retain_acked_messages=marked.get("retain_acked", False),
             message_retention=marked.get("retention", 7 * DAY),
             expires_after=marked.get("expires"),
+            subjects=_seen_subjects(config, marked),
         ),
     )
+
+
+def _seen_subjects(config: dict[str, Any], marked: dict[str, Any]) -> tuple[str, ...]:
+    """Those that were asked for; of a consumer that somebody else made, those it has."""
+    if marked:
+        return tuple(marked.get("subjects", ()))
+    one = config.get("filter_subject")
+    return (one,) if one else tuple(config.get("filter_subjects") or ())
+
+
+def assumed_consumer(topic: str, subscription: str) -> Consumer:
+    """What there is to know of a consumer that we may not ask for."""
+    config = SubscriptionConfig(name=subscription, topic=topic, ack_deadline=_DEFAULT_ACK_WAIT)
+    return Consumer(encode_name(topic), encode_name(subscription), config)
 
 
 def _marked(config: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft, Record
+from penstock.rules.wildcards import matches
 
 ORDERING_KEY = "Penstock-Ordering-Key"
 HEADER_BLOCK = b"NATS/1.0\r\n"
@@ -30,9 +31,15 @@ def decode_name(name: str) -> str:
     return name.replace("%2F", "/").replace("%2E", ".").replace("%25", "%")
 
 
-def check_subject(topic: str, subject: str) -> bytes:
-    """A draft's subject inside its topic, or `InvalidArgumentError`."""
-    if subject != topic and not subject.startswith(f"{topic}."):
+def check_subject(topic: str, subject: str, subjects: Sequence[str] = ()) -> bytes:
+    """A draft's subject inside its topic, or among the topic's `subjects`, else
+    `InvalidArgumentError`."""
+    if subjects:
+        if not any(matches(pattern, subject) for pattern in subjects):
+            raise InvalidArgumentError(
+                f"Topic {topic!r} stores {', '.join(subjects)}, and not {subject!r}"
+            )
+    elif subject != topic and not subject.startswith(f"{topic}."):
         raise InvalidArgumentError(
             f"Subject {subject!r} is not inside topic {topic!r}: it must be {topic!r} or begin "
             f"with '{topic}.'"
@@ -150,9 +157,11 @@ def record_of(
         message_id = block[len(_ONLY_ID) : -4].decode(errors="replace")
         return Record(sequence, message_id, payload, {}, None, subject.decode(), published_ns)
     headers = decode_header(block)
+    # Some clients write it in small letters, which the server does not deduplicate by.
+    given = headers.get("Nats-Msg-Id") or headers.get("nats-msg-id")
     return Record(
         sequence,
-        headers.get("Nats-Msg-Id") or f"{topic}-{sequence}",
+        given or f"{topic}-{sequence}",
         payload,
         attributes_of(headers),
         headers.get(ORDERING_KEY),
