@@ -59,11 +59,17 @@ class Names:
     app_name: str
     destination_app: str
     stream_name: str = DEFAULT_STREAM
+    dead_letter_stream: str | None = None
 
     def __post_init__(self) -> None:
         check_app("app_name", self.app_name)
         check_app("destination_app", self.destination_app)
         check_name("Stream", self.stream_name)
+        check_name("Stream", self.dlq_stream)
+        if self.dlq_stream == self.stream_name:
+            raise InvalidArgumentError(
+                f"Dead letters need a stream of their own, other than {self.stream_name!r}"
+            )
         for subject in (self.source_subject, self.delivery_subject, self.dlq_subject):
             check_subject(subject)
 
@@ -96,7 +102,7 @@ class Names:
     def dlq_stream(self) -> str:
         """Dead letters live apart: the bridge's own stream drops what was acked, and would take
         a dead letter that kept its headers for a duplicate of the message it was."""
-        return f"{self.stream_name}-{_DLQ}"
+        return self.dead_letter_stream or f"{self.stream_name}-{_DLQ}"
 
     @property
     def subjects(self) -> tuple[str, ...]:

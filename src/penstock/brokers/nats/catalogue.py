@@ -236,16 +236,21 @@ def _filtered(subjects: list[str]) -> dict[str, Any]:
 
 
 def updated_consumer(info: dict[str, Any], config: SubscriptionConfig) -> dict[str, Any]:
-    """A consumer as it is, but for what a subscription's configuration says. Where it begins and
-    what it lets through stay."""
+    """A consumer as it is, but for what of a subscription's configuration is new. Where it begins
+    and what it lets through stay."""
     now = info["config"]
-    wanted = consumer_config(config, (), int(_marked(now).get("begins", 1)))
-    return {
-        **now,
-        **{key: wanted[key] for key in ("ack_wait", "max_deliver")},
-        "inactive_threshold": wanted.get("inactive_threshold", 0),
-        "metadata": {**now.get("metadata", {}), **wanted["metadata"]},
+    begins = int(_marked(now).get("begins", 1))
+    before = consumer_config(consumer_of(info).config, (), begins)
+    wanted = consumer_config(config, (), begins)
+    changed = {
+        key: wanted[key] for key in ("ack_wait", "max_deliver") if wanted[key] != before[key]
     }
+    ends, ended = (one.get("inactive_threshold", 0) for one in (wanted, before))
+    if ends != ended:
+        changed["inactive_threshold"] = ends
+    if wanted["metadata"] != before["metadata"]:
+        changed["metadata"] = {**(now.get("metadata") or {}), **wanted["metadata"]}
+    return {**now, **changed}
 
 
 # A pull takes no more than it asks for; a push is bounded by what may be unsettled.
