@@ -6,8 +6,11 @@ from penstock.client import PubSub, Topic
 from penstock.clock import PreciseTime
 from penstock.config import DeadLetterPolicy, PushDelivery, RetryPolicy
 from penstock.connect import BrokerKind, connect, register_broker
+from penstock.consuming import App, Attribute, Attributes, Router
+from penstock.dead_letters import DeadLetter, DeadLetters, Selection
 from penstock.errors import PenstockError
 from penstock.message import AckResponse, Draft, Expect, Message, Receipt
+from penstock.outcomes import Reject, Retry
 from penstock.publishing import (
     Flight,
     FlightState,
@@ -30,11 +33,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AckResponse",
+    "App",
+    "Attribute",
+    "Attributes",
     "Backoff",
     "BrokerKind",
     "Capabilities",
     "CloseReport",
+    "DeadLetter",
     "DeadLetterPolicy",
+    "DeadLetters",
     "Draft",
     "Expect",
     "Flight",
@@ -51,7 +59,11 @@ __all__ = [
     "PublisherListener",
     "PushDelivery",
     "Receipt",
+    "Reject",
+    "Retry",
     "RetryPolicy",
+    "Router",
+    "Selection",
     "Streaming",
     "SubscriberOptions",
     "Subscription",

@@ -11,6 +11,7 @@ from penstock.broker import Broker, TopicStatus
 from penstock.clock import Clock
 from penstock.config import TopicConfig, check_name
 from penstock.connect import connect
+from penstock.dead_letters import DeadLetters
 from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
 from penstock.message import Draft, PublishFault
 from penstock.subscribing import Subscription
@@ -78,6 +79,11 @@ class PubSub:
             opened=self._opened,
             **options,
         )
+
+    def dead_letters(self, topic: str) -> DeadLetters:
+        """What was given up and went to this topic: to be looked at, replayed and discarded."""
+        self._check_open()
+        return DeadLetters(self, topic)
 
     async def topics(self) -> Sequence[str]:
         return await (await self.broker()).admin.list_topics()

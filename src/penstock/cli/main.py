@@ -14,6 +14,7 @@ def main() -> None:
         import typer
     except ImportError:
         sys.exit("The penstock command needs its extra: pip install 'penstock[cli,local]'")
+    from penstock.cli.dead import dead
     from penstock.cli.server import server
     from penstock.errors import PenstockError
 
@@ -23,6 +24,7 @@ def main() -> None:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
+    app.add_typer(dead, name="dead")
     app.add_typer(server, name="server")
     _add_db(app)
     _add_jobs(app)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import fields, replace
 from datetime import datetime
 from inspect import isawaitable
+from types import MappingProxyType
 from typing import Any, overload
 
 from penstock.broker import Broker, SubscriptionStatus
@@ -82,6 +83,11 @@ class Subscription:
     @property
     def clock(self) -> Clock:
         return self._clock
+
+    @property
+    def config_given(self) -> Mapping[str, Any]:
+        """What was asked of the broker, as `create` does."""
+        return MappingProxyType(self._config)
 
     @property
     def is_open(self) -> bool:

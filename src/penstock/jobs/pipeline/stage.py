@@ -17,6 +17,8 @@ from msgspec import Struct
 
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.jobs.model.job import INFO_TYPES, Info, JobStage, ProcessingJob, Seconds, Word
+from penstock.outcomes import Reject as Reject
+from penstock.outcomes import Retry as Retry
 
 _log = logging.getLogger("penstock.jobs")
 
@@ -48,23 +50,6 @@ class Done:
     info: Info | None = None
     text: Text | None = None
     title: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """It may succeed later: after so many seconds, or as the stage's backoff says."""
-
-    reason: str
-    after: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """It never will: the job fails with this reason. `gave_up`: for now at least, after the last
-    attempt."""
-
-    reason: str
-    gave_up: bool = False
 
 
 Outcome: TypeAlias = Done | Retry | Reject
@@ -123,6 +108,8 @@ class Stage:
         try:
             async with asyncio.timeout(self.time_limit) as limit:
                 outcome = await self.handler(job)
+        except (Retry, Reject) as decided:
+            outcome = decided
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Retry("time-limit")

@@ -1,0 +1,91 @@
+"""What commands that talk to a broker have in common: its address, moments, plain output."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from penstock.client import PubSub
+from penstock.errors import InvalidArgumentError
+
+T = TypeVar("T")
+
+BrokerUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="The broker, such as local://DIR or nats://HOST.",
+        envvar="PENSTOCK_URL",
+        show_envvar=True,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_control_characters = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]").sub
+
+
+def with_pubsub(url: str | None, work: Callable[[PubSub], Awaitable[T]]) -> T:
+    """Do it with a client of the broker, and close it."""
+    address = shared_url(url)
+
+    async def main() -> T:
+        async with PubSub(address) as pubsub:
+            return await work(pubsub)
+
+    return asyncio.run(main())
+
+
+def shared_url(url: str | None) -> str:
+    """An address at which other processes find the same broker."""
+    if url is None or url.startswith("memory:"):
+        raise InvalidArgumentError(
+            "Which broker? Give one that other processes share, such as --url local://./data or "
+            "--url nats://127.0.0.1, or set PENSTOCK_URL"
+        )
+    return url
+
+
+def moment(text: str | None) -> datetime | None:
+    """`2026-01-31T12:00`, in the zone of this machine unless it says, or `90s`, `2h`, `7d` ago."""
+    if text is None:
+        return None
+    ago = _AGO.fullmatch(text)
+    if ago:
+        return datetime.now(UTC) - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise InvalidArgumentError(
+            f"{text!r} is no moment; write one such as 2026-01-31T12:00, or 90s, 15m, 2h or 7d for "
+            "so long ago"
+        ) from None
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(f"{msgspec.json.encode(value).decode()}\n")
+
+
+def printable(data: bytes) -> str:
+    """A body for a terminal: text without what would move its cursor, or hexadecimal."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return data.hex(" ")
+    with suppress(msgspec.DecodeError):
+        text = msgspec.json.format(text)
+    return safe(text)
+
+
+def safe(text: str) -> str:
+    """Text without control characters, but for line ends and tabs."""
+    return _control_characters("�", text)

@@ -1,0 +1,151 @@
+"""What is said to the broker when a handler was not simply done: again, or a dead letter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.broker import Capabilities
+from penstock.clock import Clock
+from penstock.consuming.declaration import Subscriber
+from penstock.dead_letters.letter import bare, letter_of
+from penstock.dead_letters.replaying import REPLAY_FOR
+from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.message import MAX_ACK_DEADLINE, Draft, Message
+from penstock.outcomes import Reject, Retry
+
+GAVE_UP = "gave-up"
+UNANSWERED = "unanswered"
+# Deliveries beyond `max_attempts` that nobody answered: a handler that ends the whole process, or
+# messages that were given back unseen, which some brokers count. After so many it is the former.
+_UNANSWERED_AT_MOST = 10
+
+_log = logging.getLogger("penstock.app")
+
+Send = Callable[[str, Draft], Awaitable[object]]
+
+
+class Told(Protocol):
+    """Who is told what became of messages; see `penstock.observer`."""
+
+    def dead_lettered(self, topic: str, subscription: str, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answering:
+    """Answers for the messages of one subscriber. Every failure ends in a nack or a dead letter,
+    and a message is acked only once its letter is stored."""
+
+    subscriber: Subscriber
+    capabilities: Capabilities
+    send: Send
+    clock: Clock
+    observer: Told | None = None
+
+    def arrived(self, message: Message) -> Awaitable[None] | bool:
+        """Whether it is for the handler at all: False when it is; else it is dealt with, or will
+        be by what is returned."""
+        replay_for = message.attributes.get(REPLAY_FOR)
+        if replay_for is not None and replay_for != self.subscriber.subscription:
+            message.ack()
+            return True
+        limit = self.subscriber.max_attempts
+        if limit is not None and message.delivery_attempt > limit + _UNANSWERED_AT_MOST:
+            return self._bury(
+                message, UNANSWERED, "delivered again and again, and never answered: does the "
+                "handler end the process?"
+            )  # fmt: skip
+        return False
+
+    def failed(self, message: Message, error: Exception) -> Awaitable[None] | None:
+        """Something was raised, or returned, that is not done. Returns what is left to await."""
+        limit = self.subscriber.max_attempts
+        last = limit is not None and message.delivery_attempt >= limit
+        match error:
+            case Reject(reason):
+                self._log(logging.WARNING, message, f"rejected: {reason}", error.__cause__)
+                return self._bury(message, reason, error.__cause__)
+            case Retry(reason, after) if not last:
+                self._log(logging.INFO, message, f"to be tried again: {reason}")
+                message.nack(self._delay(message, after))
+                return None
+            case Retry(reason):
+                self._log(logging.ERROR, message, f"given up: {reason}")
+                return self._bury(message, reason, error.__cause__)
+        if not last:
+            self._log(logging.WARNING, message, "failed, to be tried again", error)
+            message.nack(self._delay(message, None))
+            return None
+        self._log(logging.ERROR, message, "failed, given up", error)
+        return self._bury(message, GAVE_UP, error)
+
+    def _delay(self, message: Message, after: float | None) -> float | None:
+        """Seconds until it comes back; None: as the broker's own policy says."""
+        retry, can = self.subscriber.retry, self.capabilities
+        if not can.delayed_nack:
+            return None
+        if after is None and not can.retry_policy and retry is not None:
+            after = retry.delay(max(message.delivery_attempt, 1))
+        return None if after is None else min(max(after, 0.0), MAX_ACK_DEADLINE)
+
+    async def _bury(self, message: Message, reason: str, error: BaseException | str | None) -> None:
+        topic = self.subscriber.dead_letters
+        if topic is None:
+            self._log(logging.ERROR, message, f"dropped ({reason}): there are no dead letters")
+            message.reject()
+            return
+        letter = letter_of(
+            message,
+            topic=self.subscriber.topic,
+            subscription=self.subscriber.subscription,
+            reason=reason,
+            error=error,
+            time_ns=self.clock.time_ns(),
+        )
+        try:
+            await self._store(topic, letter)
+        except PenstockError as trouble:
+            self._log(
+                logging.ERROR,
+                message,
+                f"could not be moved to the dead letters in {topic!r} and stays: {trouble}",
+            )
+            message.nack(self._delay(message, None))
+            return
+        message.ack()
+        if self.observer is not None:
+            self.observer.dead_lettered(topic, self.subscriber.subscription, reason)
+
+    async def _store(self, topic: str, letter: Draft) -> None:
+        try:
+            await self.send(topic, letter)
+        except InvalidArgumentError:
+            await self.send(topic, bare(letter))
+
+    def _log(
+        self, level: int, message: Message, what: str, error: BaseException | None = None
+    ) -> None:
+        if not _log.isEnabledFor(level):
+            return
+        of = self.subscriber
+        fields: dict[str, Any] = {
+            "topic": of.topic,
+            "subscription": of.subscription,
+            "message_id": message.id,
+            "attempt": message.delivery_attempt,
+            "handler": of.name,
+        }
+        _log.log(
+            level,
+            "Message %r of %r %s (handler %s, attempt %d%s)",
+            message.id,
+            of.subscription,
+            what,
+            of.name,
+            message.delivery_attempt,
+            f" of {of.max_attempts}" if of.max_attempts is not None else "",
+            extra=fields,
+            exc_info=error,
+        )

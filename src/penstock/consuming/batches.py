@@ -1,0 +1,66 @@
+"""Gathering messages into batches: full, or waited long enough."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.callbacks import survive
+from penstock.consuming.handling import HandleBatch
+from penstock.message import Message
+
+
+class Batches:
+    """A plain handler that collects, and calls with what it collected.
+
+    A batch leaves when it has `size` messages or its first one has waited `wait` seconds. One timer
+    and one task a batch.
+    """
+
+    def __init__(self, handle: HandleBatch, *, size: int, wait: float) -> None:
+        self._handle = handle
+        self._size = size
+        self._wait = wait
+        self._waiting: list[Message] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._tasks)
+
+    def __call__(self, message: Message) -> None:
+        self._waiting.append(message)
+        if len(self._waiting) >= self._size:
+            self._leave()
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._wait, self._leave)
+
+    def hurry(self) -> None:
+        """Nothing more is to come: wait for no one from here on."""
+        self._wait = 0.0
+        self._leave()
+
+    async def aclose(self) -> None:
+        """Cancel what still runs. Its messages were given back when the subscription closed."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _leave(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._waiting = self._waiting, []
+        if batch:
+            # Owned here: `aclose` ends it.
+            task = asyncio.get_running_loop().create_task(self._run(batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, batch: list[Message]) -> None:
+        try:
+            await self._handle(batch)
+        except Exception as error:
+            survive(error, f"Answering for a batch of {len(batch)} messages")

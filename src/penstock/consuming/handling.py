@@ -1,0 +1,261 @@
+"""From a message to its answer: decode, call, publish what comes of it, ack. Put together once.
+
+A handler without middleware, results or things to be made for each message is called with next to
+nothing around it; what is used is paid for, by who uses it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from inspect import isawaitable
+from typing import Any, TypeAlias
+
+from penstock.consuming.answering import Answering
+from penstock.consuming.calling import Binding, Invoke, bind_batch, bind_call
+from penstock.consuming.middleware.chain import Call, Next, compose
+from penstock.consuming.results import Results
+from penstock.errors import InvalidArgumentError
+from penstock.message import Message
+from penstock.outcomes import Reject, Retry
+
+_log = logging.getLogger("penstock.app")
+_OUTCOMES = (Retry, Reject)
+
+Handle: TypeAlias = Callable[[Message], Any]
+HandleBatch: TypeAlias = Callable[[list[Message]], Awaitable[None]]
+
+
+def build_handler(
+    binding: Binding, answering: Answering, results: Results | None, executor: Executor | None
+) -> Handle:
+    """What a subscription calls with each message."""
+    invoke = bind_call(binding, executor)
+    middleware = binding.subscriber.middleware
+    if middleware or results is not None:
+        endpoint = _endpoint(invoke, results)
+        return _through(binding, compose(middleware, endpoint), answering)
+    return _waiting(invoke, answering) if binding.waits else _plain(invoke, answering)
+
+
+def build_batch_handler(
+    binding: Binding, answering: Answering, results: Results | None, executor: Executor | None
+) -> HandleBatch:
+    """What is called with each batch; every message in it is answered."""
+    chain = compose(binding.subscriber.middleware, _batch_endpoint(binding, results, executor))
+
+    async def handle(messages: list[Message]) -> None:
+        wanted = []
+        for message in messages:
+            dealt = answering.arrived(message)
+            if dealt is False:
+                wanted.append(message)
+            elif dealt is not True:
+                await dealt
+        if wanted:
+            await _answer_all(wanted, binding, chain, answering)
+
+    return handle
+
+
+def _plain(invoke: Invoke, answering: Answering) -> Handle:
+    def handle(message: Message) -> Any:
+        delivery = message._delivery
+        if delivery.delivery_attempt > 1 or delivery.record.attributes:
+            dealt = answering.arrived(message)
+            if dealt is not False:
+                return dealt
+        try:
+            result = invoke(message)
+        except Exception as error:
+            return answering.failed(message, error)
+        if result is None:
+            message.ack()
+            return None
+        return _finish(message, result, answering)
+
+    return handle
+
+
+def _finish(message: Message, result: Any, answering: Answering) -> Any:
+    """A plain function returned something: usually for nobody."""
+    if isawaitable(result):  # It was an async function after all, in a plain wrapper.
+        return _awaited(message, result, answering)
+    if isinstance(result, _OUTCOMES):
+        return answering.failed(message, result)
+    message.ack()
+    return None
+
+
+async def _awaited(message: Message, work: Awaitable[Any], answering: Answering) -> None:
+    try:
+        result = await work
+    except Exception as error:
+        result = error
+    await _answer(message, result, answering)
+
+
+def _waiting(invoke: Invoke, answering: Answering) -> Handle:
+    async def handle(message: Message) -> None:
+        delivery = message._delivery
+        if delivery.delivery_attempt > 1 or delivery.record.attributes:
+            dealt = answering.arrived(message)
+            if dealt is not False:
+                return await dealt if dealt is not True else None
+        try:
+            result = await invoke(message)
+        except Exception as error:
+            result = error
+        if result is None:
+            message.ack()
+        else:
+            await _answer(message, result, answering)
+        return None
+
+    return handle
+
+
+def _through(binding: Binding, chain: Next, answering: Answering) -> Handle:
+    async def handle(message: Message) -> None:
+        dealt = answering.arrived(message)
+        if dealt is not False:
+            return await dealt if dealt is not True else None
+        call = Call(binding.subscriber, message, [message])
+        try:
+            result = await chain(call)
+        except Exception as error:
+            result = error
+        else:
+            _warn_if_swallowed(call)
+            if call.failures:
+                result = call.failures.get(message, result)
+        await _answer(message, result, answering)
+        return None
+
+    return handle
+
+
+def _warn_if_swallowed(call: Call) -> None:
+    """Catching is deciding, but whoever only meant to look must find out."""
+    if call.raised is not None:
+        _log.warning(
+            "A middleware of handler %s caught %s and returned: the message is acked; raise it "
+            "again unless that is meant",
+            call.handler,
+            type(call.raised).__name__,
+        )
+
+
+async def _answer(message: Message, result: Any, answering: Answering) -> None:
+    """`result`: what was raised, or what was returned."""
+    if isinstance(result, Exception):
+        left = answering.failed(message, result)
+        if left is not None:
+            await left
+    else:
+        message.ack()
+
+
+def _endpoint(invoke: Invoke, results: Results | None) -> Next:
+    async def endpoint(call: Call) -> Any:
+        message = call.message
+        call.raised = None
+        try:
+            result = invoke(message)
+            if isawaitable(result):
+                result = await result
+            if isinstance(result, _OUTCOMES):
+                # Raised, so that no middleware loses it by returning something else.
+                raise result
+            if results is not None:
+                await results.publish(message, result)
+        except Exception as error:
+            call.raised = error
+            raise
+        return result
+
+    return endpoint
+
+
+# Batches.
+
+
+def _batch_endpoint(binding: Binding, results: Results | None, executor: Executor | None) -> Next:
+    invoke = bind_batch(binding, executor)
+
+    async def endpoint(call: Call) -> Any:
+        call.raised = None
+        for message in call.messages:  # It may be tried again, here and now.
+            call.failures.pop(message, None)
+        messages, bodies = _decoded(call, binding.decode)
+        if not messages:
+            return None
+        try:
+            result = await invoke(messages, bodies)
+            if isinstance(result, _OUTCOMES):
+                raise result
+            done = _done(call, messages, _one_each(result, messages, binding))
+            if results is not None:
+                await results.publish_each(done)
+        except Exception as error:
+            call.raised = error
+            raise
+        return result
+
+    return endpoint
+
+
+def _decoded(call: Call, decode: Callable[[Message], Any]) -> tuple[list[Message], list[Any]]:
+    """The messages that can be read, and their bodies; the others have failed."""
+    messages, bodies = [], []
+    for message in call.messages:
+        try:
+            bodies.append(decode(message))
+        except Reject as error:
+            call.failures[message] = error
+        else:
+            messages.append(message)
+    return messages, bodies
+
+
+def _done(
+    call: Call, messages: Sequence[Message], each: Sequence[Any]
+) -> list[tuple[Message, Any]]:
+    """The messages that are done, and what came of them; the others have failed."""
+    done = []
+    for message, one in zip(messages, each, strict=True):
+        if isinstance(one, _OUTCOMES):
+            call.failures[message] = one
+        else:
+            done.append((message, one))
+    return done
+
+
+def _one_each(result: Any, messages: Sequence[Message], binding: Binding) -> Sequence[Any]:
+    if result is None:
+        return [None] * len(messages)
+    if not isinstance(result, list) or len(result) != len(messages):
+        shown = f"{len(result)} results" if isinstance(result, list) else type(result).__name__
+        raise InvalidArgumentError(
+            f"{binding.subscriber.where} returned {shown} for a batch of {len(messages)}; return "
+            "None, or a list with one result for each body, in their order"
+        )
+    return result
+
+
+async def _answer_all(
+    messages: list[Message], binding: Binding, chain: Next, answering: Answering
+) -> None:
+    call = Call(binding.subscriber, messages[0], list(messages))
+    failure: Exception | None = None
+    try:
+        await chain(call)
+    except Exception as error:
+        failure = error
+    else:
+        _warn_if_swallowed(call)
+    asked = set(call.messages)
+    for message in messages:
+        raised = call.failures.get(message) or (failure if message in asked else None)
+        await _answer(message, raised, answering)

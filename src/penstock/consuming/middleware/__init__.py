@@ -1,0 +1,24 @@
+"""What can be put around handlers, one a file; `app.use(…)` says in which order."""
+
+from penstock.consuming.middleware.chain import Call, Next
+from penstock.consuming.middleware.circuit_breaker import circuit_breaker
+from penstock.consuming.middleware.dead_letters import dead_letters
+from penstock.consuming.middleware.deduplication import Seen, SeenHere, deduplicate
+from penstock.consuming.middleware.logs import logs
+from penstock.consuming.middleware.rate_limit import rate_limit
+from penstock.consuming.middleware.retry import retry
+from penstock.consuming.middleware.timeout import timeout
+
+__all__ = [
+    "Call",
+    "Next",
+    "Seen",
+    "SeenHere",
+    "circuit_breaker",
+    "dead_letters",
+    "deduplicate",
+    "logs",
+    "rate_limit",
+    "retry",
+    "timeout",
+]

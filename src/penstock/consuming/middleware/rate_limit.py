@@ -1,0 +1,46 @@
+"""No more than so many a second."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from penstock.config import check_whole
+from penstock.consuming.declaration import Middleware
+from penstock.consuming.middleware.chain import Call, Next
+from penstock.errors import InvalidArgumentError
+
+
+class Pace:
+    """Whose turn is when. Pure: time comes in as an argument.
+
+    `burst` may go at once after a rest; from then on one each `1 / per_second` seconds.
+    """
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        self._interval = 1.0 / per_second
+        self._ahead = (burst - 1) * self._interval
+        self._next = float("-inf")
+
+    def take(self, now: float, count: int = 1) -> float:
+        """Seconds to wait for the turn that was taken now."""
+        turn = max(self._next, now - self._ahead)
+        self._next = turn + count * self._interval
+        return max(0.0, turn - now)
+
+
+def rate_limit(per_second: float, *, burst: int = 1) -> Middleware:
+    """Messages wait for their turn, in order of arrival. One limit for all handlers it is around,
+    in this process; messages that wait are ours, so no more are fetched than the window holds."""
+    if isinstance(per_second, bool) or not isinstance(per_second, int | float) or per_second <= 0:
+        raise InvalidArgumentError(f"per_second must be a number above 0, not {per_second!r}")
+    check_whole("burst", burst, 1)
+    pace = Pace(per_second, burst)
+
+    async def paced(call: Call, next: Next) -> Any:
+        wait = pace.take(asyncio.get_running_loop().time(), len(call.messages))
+        if wait:
+            await asyncio.sleep(wait)
+        return await next(call)
+
+    return paced

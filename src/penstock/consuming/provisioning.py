@@ -1,0 +1,100 @@
+"""Topics and subscriptions an app needs: made when missing, or only looked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.broker import Broker
+from penstock.client import PubSub
+from penstock.config import DAY, SubscriptionConfig
+from penstock.consuming.declaration import Provision
+from penstock.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
+from penstock.subscribing import Subscription
+
+_log = logging.getLogger("penstock.app")
+
+# Long enough to come back from a holiday and find them.
+DEAD_LETTERS_KEPT = 14 * DAY
+
+Needs = Mapping[str, Mapping[str, Any]]
+"""Topics by name, each with the options to create it with."""
+
+
+class Provisioning:
+    """Sees to it that everything is there before the first message is asked for."""
+
+    def __init__(self, pubsub: PubSub, broker: Broker, provision: Provision) -> None:
+        self._pubsub = pubsub
+        self._broker = broker
+        self._provision = provision
+
+    def keep_for(self, seconds: float) -> dict[str, float]:
+        """Options of a topic whose messages are to be kept, where a broker can look back."""
+        can_look_back = self._broker.capabilities.replay or self._broker.capabilities.seek
+        return {"message_retention": seconds} if can_look_back else {}
+
+    async def topics(self, needs: Needs, whose: Mapping[str, str]) -> None:
+        """`whose`: the function that names each, for errors."""
+        if self._provision == "ensure":
+            for name, options in needs.items():
+                await self._ensure_topic(name, options)
+            return
+        missing = [name for name in needs if not await self._pubsub.topic(name).exists()]
+        _complain("Topic", missing, whose)
+
+    async def subscription(self, subscription: Subscription, whose: str) -> None:
+        """`whose`: the function that takes its messages, for errors."""
+        if self._provision == "ensure":
+            try:
+                await subscription.create()
+                return
+            except AlreadyExistsError:
+                _log.debug("Subscription %r exists", subscription.name)
+        try:
+            found = (await subscription.describe()).config
+        except NotFoundError:
+            _complain("Subscription", [subscription.name], {subscription.name: whose})
+        else:
+            _compare(subscription, found, whose)
+
+    async def _ensure_topic(self, name: str, options: Mapping[str, Any]) -> None:
+        topic = self._pubsub.topic(name)
+        if await topic.exists():
+            return
+        try:
+            await topic.create(**options)
+        except AlreadyExistsError:
+            _log.debug("Topic %r was made by somebody else meanwhile", name)
+
+
+def _compare(wanted: Subscription, found: SubscriptionConfig, whose: str) -> None:
+    """What exists is left as it is; that it differs must not go unnoticed."""
+    if found.topic != wanted.topic:
+        raise FailedPreconditionError(
+            f"Subscription {wanted.name!r} of {whose} exists on topic {found.topic!r}, not on "
+            f"{wanted.topic!r}; choose another name, or delete it first"
+        )
+    different = [
+        f"{option} is {getattr(found, option)!r}, not {value!r}"
+        for option, value in wanted.config_given.items()
+        if getattr(found, option) != value
+    ]
+    if different:
+        _log.warning(
+            "Subscription %r exists and is not as %s declares it: %s; it is used as it is. Delete "
+            "it to have it made anew, which loses its backlog",
+            wanted.name,
+            whose,
+            "; ".join(different),
+        )
+
+
+def _complain(kind: str, missing: list[str], whose: Mapping[str, str]) -> None:
+    if missing:
+        told = "\n".join(f"  {name!r}, for {whose.get(name, 'the app')}" for name in missing)
+        raise NotFoundError(
+            f"{kind}s that are not there, and provision='check' makes none:\n{told}\n"
+            "Make them first, or let the app do it with App(provision='ensure')"
+        )

@@ -1,0 +1,224 @@
+"""An app that runs: its connection, publisher and subscriptions, started and drained as one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Any
+
+from penstock.broker import Broker
+from penstock.client import PubSub
+from penstock.config import DeadLetterPolicy
+from penstock.consuming.answering import Answering
+from penstock.consuming.batches import Batches
+from penstock.consuming.calling import Binding
+from penstock.consuming.declaration import Provision, Subscriber
+from penstock.consuming.handling import build_batch_handler, build_handler
+from penstock.consuming.provisioning import DEAD_LETTERS_KEPT, Provisioning
+from penstock.consuming.results import Results
+from penstock.errors import UnavailableError
+from penstock.message import Draft, Receipt
+from penstock.publishing import ManagedPublisher, PublishRetry
+from penstock.rules.window import FlowControl
+from penstock.subscribing import CloseReport, LeaseExtension, Subscription
+
+_log = logging.getLogger("penstock.app")
+
+# Handlers publish side by side, so that what they publish travels together.
+_IN_FLIGHT = 1000
+_PUBLISHING = PublishRetry(attempts=5, deadline=20.0)
+# Google asks for at least 5 and at most 100.
+_FEWEST_ATTEMPTS, _MOST_ATTEMPTS = 5, 100
+
+
+class Running:
+    """One run of an app, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        pubsub: PubSub,
+        bindings: Sequence[Binding],
+        *,
+        provision: Provision,
+        topics: Mapping[str, Mapping[str, Any]],
+        lifespan: Sequence[Callable[[], Any]],
+    ) -> None:
+        self.pubsub = pubsub
+        self.subscriptions: list[Subscription] = []
+        self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        """What ended a subscription that was not asked to end."""
+        self._bindings = bindings
+        self._provision = provision
+        self._topics = topics
+        self._lifespan = lifespan
+        self._stack = AsyncExitStack()
+        self._batches: list[Batches] = []
+        self._stopping = False
+        self._publisher = ManagedPublisher(
+            pubsub, max_in_flight=_IN_FLIGHT, refill_allowed_at=_IN_FLIGHT - 1, retry=_PUBLISHING
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Started, and every subscription receives."""
+        return bool(self.subscriptions) and all(one.is_open for one in self.subscriptions)
+
+    @property
+    def busy(self) -> bool:
+        """Something is being published, or waits in a batch."""
+        return self._publisher.in_flight > 0 or any(one.busy for one in self._batches)
+
+    async def start(self) -> None:
+        """All of it, or none: what was begun when something fails is ended again."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._close(0.0)
+            raise
+
+    async def stop(self, timeout: float | None) -> CloseReport:
+        """Take nothing more, finish what is in hand within `timeout` seconds, close everything."""
+        self._stopping = True
+        return await self._close(timeout)
+
+    # Publishing.
+
+    async def send(self, topic: str, draft: Draft) -> Receipt:
+        flight = await self._publisher.publish_async(
+            topic,
+            draft.data,
+            headers=draft.attributes,
+            subject=draft.subject,
+            ordering_key=draft.ordering_key,
+            message_id=draft.message_id,
+            expect=draft.expect,
+            ttl=draft.ttl,
+        )
+        return await flight.ack
+
+    async def send_all(self, drafts: Sequence[tuple[str, Draft]]) -> None:
+        if len(drafts) == 1:
+            await self.send(*drafts[0])
+            return
+        answers = await asyncio.gather(*(self.send(*one) for one in drafts), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+
+    # Starting.
+
+    async def _start(self) -> None:
+        broker = await self.pubsub.broker()
+        shared: dict[Any, Any] = {}
+        for binding in self._bindings:
+            await binding.plan.open(shared, self._stack)
+        for hook in self._lifespan:
+            await self._stack.enter_async_context(hook())
+        provisioning = Provisioning(self.pubsub, broker, self._provision)
+        await self._provision_topics(provisioning)
+        self._publisher.start()
+        for binding in self._bindings:
+            subscription = self._subscription(binding, broker)
+            await provisioning.subscription(subscription, binding.subscriber.where)
+            subscription.on("message", self._handler(binding, broker))
+            subscription.on("close", lambda of=subscription: self._closed(of))
+            self.subscriptions.append(subscription)
+        for subscription in self.subscriptions:
+            subscription.open()
+
+    async def _provision_topics(self, provisioning: Provisioning) -> None:
+        needs: dict[str, Mapping[str, Any]] = {}
+        whose: dict[str, str] = {}
+        letters = provisioning.keep_for(DEAD_LETTERS_KEPT)
+        for subscriber in [binding.subscriber for binding in self._bindings]:
+            for name in subscriber.topics:
+                whose.setdefault(name, subscriber.where)
+                needs.setdefault(name, {})
+            if subscriber.dead_letters is not None:
+                needs[subscriber.dead_letters] = letters
+        await provisioning.topics({**needs, **self._topics}, whose)
+
+    def _subscription(self, binding: Binding, broker: Broker) -> Subscription:
+        subscriber, batch = binding.subscriber, binding.signature.batch
+        can = broker.capabilities
+        options = dict(subscriber.options)
+        options.setdefault("lease_extension", LeaseExtension())
+        if can.retry_policy:
+            options.setdefault("retry_policy", subscriber.retry)
+        options.setdefault("flow_control", _flow_control(subscriber, batch))
+        dead, attempts = subscriber.dead_letters, subscriber.max_attempts
+        if can.dead_letters and not can.delivery_attempts and dead and attempts:
+            # Such a broker counts deliveries only for a policy of its own. It is set to move
+            # messages later than we do, so that letters say why.
+            later = min(max(attempts + 10, _FEWEST_ATTEMPTS), _MOST_ATTEMPTS)
+            policy = DeadLetterPolicy(topic=dead, max_delivery_attempts=later)
+            options.setdefault("dead_letter_policy", policy)
+        return self.pubsub.subscription(subscriber.subscription, topic=subscriber.topic, **options)
+
+    def _handler(self, binding: Binding, broker: Broker) -> Callable[..., Any]:
+        subscriber = binding.subscriber
+        answering = Answering(
+            subscriber=subscriber, capabilities=broker.capabilities, send=self.send,
+            clock=self.pubsub.clock,
+        )  # fmt: skip
+        results = Results(subscriber, self.send_all) if subscriber.publications else None
+        executor = self._executor(subscriber)
+        if not binding.signature.batch:
+            return build_handler(binding, answering, results, executor)
+        batches = Batches(
+            build_batch_handler(binding, answering, results, executor),
+            size=subscriber.batch_size,
+            wait=subscriber.batch_wait,
+        )
+        self._batches.append(batches)
+        return batches
+
+    def _executor(self, subscriber: Subscriber) -> Executor | None:
+        if not subscriber.blocking:
+            return None
+        executor = ThreadPoolExecutor(subscriber.concurrency, thread_name_prefix=subscriber.name)
+        # Not waited for: a function that never returns must not keep the app from ending.
+        self._stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        return executor
+
+    # Ending.
+
+    def _closed(self, subscription: Subscription) -> None:
+        if self._stopping or self.failure.done():
+            return
+        stream = subscription.stream
+        error = stream.failure if stream is not None else None
+        _log.error("Subscription %r ended by itself: %s", subscription.name, error)
+        self.failure.set_result(
+            error or UnavailableError(f"Subscription {subscription.name!r} was closed")
+        )
+
+    async def _close(self, timeout: float | None) -> CloseReport:
+        self._stopping = True
+        for batches in self._batches:
+            batches.hurry()
+        closing = [one.close(timeout=timeout) for one in self.subscriptions]
+        report = sum(await asyncio.gather(*closing), CloseReport())
+        for batches in self._batches:
+            await batches.aclose()
+        try:
+            lost = await self._publisher.drain(timeout)
+            for flight in lost:
+                _log.error("Not published at the end: %r", flight)
+        finally:
+            try:
+                await self._stack.aclose()
+            finally:
+                await self.pubsub.aclose(timeout=0)
+        return report
+
+
+def _flow_control(subscriber: Subscriber, batch: bool) -> FlowControl:
+    """Handlers at a time are messages in hand; a batch needs all of its messages in hand."""
+    most = FlowControl().max_messages if subscriber.concurrency is None else subscriber.concurrency
+    if batch:
+        most = subscriber.batch_size * (subscriber.concurrency or 2)
+    return FlowControl(max_messages=most)

@@ -1,0 +1,206 @@
+"""A dead letter: a message that was given up, and why. One set of attributes for every broker.
+
+Whoever gives a message up publishes its bytes unchanged, its attributes and these:
+
+    dead-letter-reason          a few words, to filter by
+    dead-letter-error           what was raised, if something was
+    dead-letter-attempt         the delivery that was the last
+    dead-letter-topic, -subscription, -message-id, -published       where it came from
+    dead-letter-time            when it was given up
+    dead-letter-dropped         how many of its own attributes found no room, if any did not
+
+What a broker moves by its own policy carries `CloudPubSubDeadLetterSource…` instead; both are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+
+from msgspec import Struct
+
+from penstock.clock import PreciseTime
+from penstock.message import (
+    MAX_ATTRIBUTE_VALUE_BYTES,
+    MAX_ATTRIBUTES,
+    Draft,
+    Message,
+    Record,
+)
+from penstock.rules.derived_ids import derived_id
+
+PREFIX = "dead-letter-"
+REASON = "dead-letter-reason"
+ERROR = "dead-letter-error"
+ATTEMPT = "dead-letter-attempt"
+TOPIC = "dead-letter-topic"
+SUBSCRIPTION = "dead-letter-subscription"
+MESSAGE_ID = "dead-letter-message-id"
+PUBLISHED = "dead-letter-published"
+TIME = "dead-letter-time"
+DROPPED = "dead-letter-dropped"
+BROKERS_OWN = "CloudPubSubDeadLetterSource"
+# What a broker's own policy means, in the words of `dead-letter-reason`.
+MOVED_BY_BROKER = "max-delivery-attempts"
+
+_REASON_BYTES = 256
+_control_characters = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+class Origin(Struct, frozen=True, kw_only=True):
+    """Where a dead letter came from, as far as it is known."""
+
+    topic: str | None = None
+    subscription: str | None = None
+    message_id: str | None = None
+    published: datetime | None = None
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True):
+    """A message that was given up, as its topic's log holds it.
+
+    `sequence` names it within `topic`. `attributes` are the message's own. `stored_ns`: when the
+    log got it. `settled` says what was done about it since: 'replayed', 'discarded', or None.
+    """
+
+    topic: str
+    sequence: int
+    data: bytes
+    attributes: Mapping[str, str]
+    ordering_key: str | None
+    reason: str
+    error: str | None
+    attempt: int
+    origin: Origin
+    time: datetime
+    stored_ns: int
+    settled: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<DeadLetter {self.sequence} of {self.topic!r}: {self.reason}>"
+
+
+def letter_of(
+    message: Message,
+    *,
+    topic: str,
+    subscription: str,
+    reason: str,
+    error: BaseException | str | None,
+    time_ns: int,
+) -> Draft:
+    """The draft that makes a dead letter of a message. The same one from whoever gives it up."""
+    ours = {
+        REASON: header_text(reason, _REASON_BYTES) or "unknown",
+        ATTEMPT: str(message.delivery_attempt),
+        TOPIC: topic,
+        SUBSCRIPTION: subscription,
+        MESSAGE_ID: header_text(message.id, MAX_ATTRIBUTE_VALUE_BYTES),
+        PUBLISHED: message.publish_time.isoformat(),
+        TIME: PreciseTime.from_ns(time_ns).isoformat(),
+    }
+    if error is not None:
+        ours[ERROR] = header_text(error_text(error), MAX_ATTRIBUTE_VALUE_BYTES)
+    # With the time of publication: an id that a publisher used again is another message.
+    published_ns = message.publish_time.timestamp_ns()
+    return Draft(
+        message.data,
+        _joined(message.attributes, ours),
+        message.ordering_key,
+        derived_id("dead", topic, subscription, message.id, published_ns),
+    )
+
+
+def bare(letter: Draft) -> Draft:
+    """The same letter without the message's own attributes, for a broker that refused it: better
+    that than nothing."""
+    ours = {key: value for key, value in letter.attributes.items() if key.startswith(PREFIX)}
+    already = int(ours.get(DROPPED, "0"))
+    ours[DROPPED] = str(len(letter.attributes) - len(ours) + already)
+    return Draft(letter.data, ours, letter.ordering_key, letter.message_id)
+
+
+def read_letter(topic: str, record: Record, settled: str | None = None) -> DeadLetter:
+    """A record of a dead-letter topic, whoever put it there."""
+    attributes = record.attributes
+    brokers_own = f"{BROKERS_OWN}Subscription" in attributes and REASON not in attributes
+    get = attributes.get
+    own = {
+        key: value
+        for key, value in attributes.items()
+        if not key.startswith(PREFIX) and not (brokers_own and key.startswith(BROKERS_OWN))
+    }
+    time = _moment(get(TIME)) or PreciseTime.from_ns(record.publish_time_ns)
+    if brokers_own:
+        reason, error, attempt = MOVED_BY_BROKER, None, get(f"{BROKERS_OWN}DeliveryCount")
+        origin = Origin(
+            subscription=get(f"{BROKERS_OWN}Subscription"),
+            published=_moment(get(f"{BROKERS_OWN}TopicPublishTime")),
+        )
+    else:
+        reason, error, attempt = get(REASON, "unknown"), get(ERROR), get(ATTEMPT)
+        origin = Origin(
+            topic=get(TOPIC),
+            subscription=get(SUBSCRIPTION),
+            message_id=get(MESSAGE_ID),
+            published=_moment(get(PUBLISHED)),
+        )
+    return DeadLetter(
+        topic=topic,
+        sequence=record.sequence,
+        data=record.data,
+        attributes=own,
+        ordering_key=record.ordering_key,
+        reason=reason,
+        error=error,
+        attempt=int(attempt) if attempt and attempt.isdecimal() else 0,
+        origin=origin,
+        time=time,
+        stored_ns=record.publish_time_ns,
+        settled=settled,
+    )
+
+
+def error_text(error: BaseException | str) -> str:
+    if isinstance(error, str):
+        return error
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text could not be made)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def header_text(text: str, limit: int) -> str:
+    """Text as an attribute may carry it: control characters are spaces, the end is cut."""
+    clean = _control_characters.sub(" ", text).strip()
+    encoded = clean.encode(errors="replace")
+    if len(encoded) <= limit:
+        return encoded.decode()
+    ellipsis = "…".encode()
+    return (encoded[: limit - len(ellipsis)] + ellipsis).decode(errors="ignore")
+
+
+def _joined(own: Mapping[str, str], ours: dict[str, str]) -> dict[str, str]:
+    """Both, ours winning; a message that has nearly all it may have loses its last ones."""
+    kept = {key: value for key, value in own.items() if not key.startswith(PREFIX)}
+    room = MAX_ATTRIBUTES - len(ours)
+    if len(kept) > room:
+        dropped = len(kept) - (room - 1)
+        kept = dict(list(kept.items())[: room - 1])
+        ours = {**ours, DROPPED: str(dropped)}
+    return {**kept, **ours}
+
+
+def _moment(text: str | None) -> datetime | None:
+    if not text:
+        return None
+    try:
+        whole, _, below = text.partition(".")
+        digits = re.match(r"\d*", below)
+        nanoseconds = (digits[0] if digits else "").ljust(9, "0")[:9]
+        seconds = datetime.fromisoformat(f"{whole[:19]}+00:00").timestamp()
+        return PreciseTime.from_ns(int(seconds) * 1_000_000_000 + int(nanoseconds))
+    except ValueError:
+        return None
