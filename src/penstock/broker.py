@@ -91,6 +91,16 @@ class SnapshotStatus:
     topic_deleted: bool = field(default=False)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What a broker holds for this user."""
+
+    topics: int
+    subscriptions: int
+    memory_bytes: int
+    storage_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """The sequences a log holds, both ends included. Empty when `first > last`."""
@@ -123,6 +133,10 @@ class Admin(Protocol):
 
     async def delete_subscription(self, subscription: str) -> None: ...
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]: ...
+    async def usage(self) -> Usage:
+        """`UnimplementedError` by a broker that does not tell."""
+        ...
+
     async def describe_subscription(self, subscription: str) -> SubscriptionStatus: ...
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:
         """Remember what the subscription has not acked. It expires seven days after the oldest

@@ -11,7 +11,7 @@ import secrets
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -105,6 +105,8 @@ class Event(Envelope, frozen=True, kw_only=True):
     consumer: str = ""
     deliveries: int = 1
     headers: Mapping[str, str] = {}
+    raw: bytes = b""
+    """The message as it came."""
 
     @property
     def type(self) -> str:
@@ -115,6 +117,26 @@ class Event(Envelope, frozen=True, kw_only=True):
         """W3C trace context, when the sender gave one that can be read."""
         found = find_header(self.headers, TRACEPARENT)
         return found if found is not None and _TRACEPARENT.fullmatch(found) else None
+
+
+class EventFields(TypedDict, total=False):
+    """What is said of an event that is made; only the first two must be.
+
+    `payload`: an object: a mapping, dataclass or msgspec struct. `resource_type`: by default what
+    `event_type` begins with. `resource_id`: by default the payload's `id` or `resource_id`.
+    `event_id`: what it is known by; made unless given. `occurred_at`: by default now.
+    `traceparent`: W3C trace context, to go along; the current span's, where there is one.
+    `trace_id`: by default that of `traceparent`, or a new one.
+    """
+
+    event_type: Required[str]
+    payload: Required[Any]
+    resource_type: str | None
+    resource_id: str | int | None
+    event_id: str | None
+    occurred_at: datetime | None
+    trace_id: str | None
+    traceparent: str | None
 
 
 def build(
@@ -129,12 +151,7 @@ def build(
     trace_id: str | None = None,
     traceparent: str | None = None,
 ) -> Envelope:
-    """A new event, or `InvalidArgumentError`.
-
-    `payload`: an object (a mapping, dataclass or msgspec struct). `resource_type`: by default
-    what `event_type` begins with. `resource_id`: by default the payload's `id` or `resource_id`.
-    `trace_id`: by default that of `traceparent`, or a new one.
-    """
+    """A new event, or `InvalidArgumentError`; see `EventFields`."""
     _check_filled("event_type", event_type)
     body = _object(payload)
     if resource_type is None:

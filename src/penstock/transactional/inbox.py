@@ -42,8 +42,8 @@ _LONGEST_REASON = 2000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrival:
-    """An event as it was delivered. `event_id` is what it is known by; see `sequence_id` for one
-    that has none. The rest is for those who look at the table."""
+    """An event as it was delivered. `event_id` is what it is known by; `sequence_id` makes one for
+    those that have none. The rest is for those who look at the table."""
 
     event_id: str
     event_type: str = ""
@@ -59,13 +59,9 @@ class Arrival:
     def __post_init__(self) -> None:
         check_text("event_id", self.event_id, _LONGEST_ID)
         if not self.event_id:
-            raise InvalidArgumentError("An event in an inbox needs an event_id; see sequence_id")
-
-
-def sequence_id(stream: str, sequence: int, published_ns: int) -> str:
-    """What an event without an id is known by: where the broker has it, and since when, because a
-    stream that was made again counts from 1 again."""
-    return f"seq:{stream}:{sequence}:{published_ns}"
+            raise InvalidArgumentError(
+                "An event in an inbox needs an event_id; sequence_id makes one"
+            )
 
 
 class Taken(Enum):

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, Text, func, insert, select, update
 
 from penstock import errors
+from penstock.rules.derived_ids import sequence_id
 from penstock.transactional import Arrival, Database, Inbox, Taken
-from penstock.transactional.inbox import sequence_id
 from penstock.transactional.inbox_table import inbox as rows
 
 pytestmark = pytest.mark.real_time

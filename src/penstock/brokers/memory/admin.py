@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus
+from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Usage
 from penstock.brokers.memory.registry import Registry, Snapshot
 from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.brokers.memory.topic import TopicState
@@ -120,6 +120,16 @@ class MemoryAdmin:
             self._registry.check_open()
             return sorted(self._registry.subscriptions)
         return (await self.describe_topic(topic)).subscriptions
+
+    async def usage(self) -> Usage:
+        states = self._registry.subscriptions.values()
+        held = {id(record): len(record.data) for state in states for record in state.unacked()}
+        return Usage(
+            topics=len(self._registry.topics),
+            subscriptions=len(self._registry.subscriptions),
+            memory_bytes=sum(held.values()),
+            storage_bytes=0,
+        )
 
     async def describe_subscription(self, subscription: str) -> SubscriptionStatus:
         return self._registry.subscription(subscription).status()

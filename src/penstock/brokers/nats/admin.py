@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus
+from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Usage
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import (
     Catalogue,
@@ -185,6 +185,15 @@ class NatsAdmin:
             if stream != ADVISORIES:
                 names += await self._catalogue.consumers(stream)
         return sorted(decode_name(name) for name in names)
+
+    async def usage(self) -> Usage:
+        told = await self._connection.request("INFO")
+        return Usage(
+            topics=told["streams"],
+            subscriptions=told["consumers"],
+            memory_bytes=told["memory"],
+            storage_bytes=told["storage"],
+        )
 
     async def describe_subscription(self, subscription: str) -> SubscriptionStatus:
         info = await self._catalogue.consumer_info(subscription)
