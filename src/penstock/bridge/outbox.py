@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Engine
@@ -41,7 +42,8 @@ class EventOutbox:
         elif isinstance(within, AsyncConnection):
             await self._add(within, draft)
         else:
-            self.add_blocking(within, draft)
+            # It may have to wait for a lock that somebody on this very loop holds.
+            await asyncio.to_thread(self.add_blocking, within, draft)
 
     def add_blocking(self, within: Blocking, draft: Draft) -> None:
         """`add`, for connections and sessions that are not async."""
