@@ -61,12 +61,15 @@ def dead_letter(
     )
 
 
-def bare(letter: Draft) -> Draft:
-    """The same letter with the fewest headers, for a broker that has no room for more: better
-    that than nothing."""
+def smaller(letter: Draft) -> list[Draft]:
+    """The same letter with ever fewer headers, for a broker that has no room for more. The last has
+    none, and fits wherever the message itself did."""
     kept = (REASON, ATTEMPT, TOPIC, SUBSCRIPTION, SUBJECT, BRIDGE_MARK, BRIDGE_REASON)
     few = {key: letter.attributes[key] for key in kept if key in letter.attributes}
-    return Draft(letter.data, few, letter.ordering_key, letter.message_id, letter.subject)
+    return [
+        Draft(letter.data, few, None, letter.message_id, letter.subject),
+        Draft(letter.data, subject=letter.subject),
+    ]
 
 
 def _context(message: Message, event_id: str, given_up: GivenUp, names: Names) -> str:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.bridge.dead_letters import bare, dead_letter
+from penstock.bridge.dead_letters import dead_letter, smaller
 from penstock.bridge.envelope import Event, MalformedEventError, find_header, parse
 from penstock.bridge.handlers import EventCall, EventHandler, build_chain, settled, subscriber_of
 from penstock.bridge.outcomes import (
@@ -258,16 +258,21 @@ class Processor:
             return
         letter = dead_letter(message, event_id, given_up, self._names, self._clock.time_ns())
         try:
-            try:
-                await self._send_dead_letter(letter)
-            except InvalidArgumentError:
-                await self._send_dead_letter(bare(letter))
+            await self._store(letter)
         except PenstockError as error:
             _log.error("Event %s stays, as its dead letter is not stored: %s", event_id, error)
             message.nack(self._settings.delay(message.delivery_attempt))
             return
         _log.warning("Event %s went to the dead letters: %s", event_id, given_up.reason)
         message.ack()
+
+    async def _store(self, letter: Draft) -> None:
+        for one in (letter, *smaller(letter)):
+            try:
+                return await self._send_dead_letter(one)
+            except InvalidArgumentError as error:
+                refused = error
+        raise refused
 
 
 def event_of(message: Message, envelope: Any, stream: str, consumer: str) -> Event:
