@@ -103,6 +103,10 @@ class Bridge:
         """
         await self._start(connect=not self.settings.lazy_connect)
 
+    async def open_database(self) -> None:
+        """Open and check what is in the database, and leave the broker alone."""
+        await self._start(connect=False)
+
     async def reconnect(self) -> None:
         """Make the connection to the broker anew. Consumers go on with it."""
         await self.connection.reconnect()

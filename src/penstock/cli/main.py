@@ -37,11 +37,13 @@ def main() -> None:
 def _add_db(app: typer.Typer) -> None:
     """What needs a database, or a line that says what is missing."""
     try:
+        from penstock.cli.bridge import bridge
         from penstock.cli.db import db
     except ImportError as error:
-        _explain(app, ("db",), error, "cli,sql")
+        _explain(app, ("db", "bridge"), error, "cli,sql,nats")
         return
     app.add_typer(db, name="db")
+    app.add_typer(bridge, name="bridge")
 
 
 def _add_jobs(app: typer.Typer) -> None:
