@@ -15,7 +15,18 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from sqlalchemy import URL, Double, MetaData, StaticPool, Table, event, make_url, select, text
+from sqlalchemy import (
+    URL,
+    Double,
+    MetaData,
+    NullPool,
+    StaticPool,
+    Table,
+    event,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import (
     ArgumentError,
@@ -37,6 +48,7 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnauthenticatedError,
     UnavailableError,
+    UnimplementedError,
 )
 
 # Earlier ones may lose a commit when two processes checkpoint a write-ahead log at once.
@@ -147,9 +159,15 @@ class Database:
 
     async def create_tables(self, metadata: MetaData) -> None:
         """Create what is missing. Safe to repeat, and when several processes start together."""
+        async with self.schema_transaction() as connection:
+            await connection.run_sync(metadata.create_all)
+
+    @asynccontextmanager
+    async def schema_transaction(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that changes tables, one at a time among all processes."""
         async with self.transaction() as connection:
             await self.lock(connection, _SCHEMA_LOCK)
-            await connection.run_sync(metadata.create_all)
+            yield connection
 
     async def lock(self, connection: AsyncConnection, number: int, *, shared: bool = False) -> None:
         """Hold a lock of that number until the transaction ends. On SQLite it does already."""
@@ -165,6 +183,23 @@ class Database:
             return float((await connection.execute(select(database_time()))).scalar_one())
         async with self.transaction(reading=True) as fresh:
             return await self.time(fresh)
+
+    async def listen(self, channel: str) -> AsyncIterator[None]:
+        """Yields once it listens, and again after each `pg_notify` of that channel. PostgreSQL
+        only; on a connection of its own. Ends with an error when that is lost."""
+        if self.dialect != "postgresql":
+            raise UnimplementedError(f"{self.place} cannot notify; only PostgreSQL can")
+        engine = create_async_engine(self._url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        try:
+            with self._translated():
+                async with engine.connect() as connection:
+                    await connection.execute(text(f'LISTEN "{channel}"'))
+                    raw: Any = (await connection.get_raw_connection()).driver_connection
+                    yield
+                    async for _ in raw.notifies():
+                        yield
+        finally:
+            await engine.dispose()
 
     async def ping(self) -> None:
         """Raises when the database cannot be reached."""

@@ -26,6 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from penstock.jobs.model.job import JobEvent, JobStage, MediaType
 from penstock.jobs.views.memory import MAX_PAGE, JobView, cursor_of, read_cursor, seen
 from penstock.transactional import Database, insert_into
+from penstock.transactional.schema import prepare
 
 sql_metadata = MetaData()
 sql_views = Table(
@@ -62,7 +63,7 @@ class SqlJobViews:
         self._database = database
 
     async def __aenter__(self) -> Self:
-        await self._database.create_tables(sql_metadata)
+        await prepare(self._database, "views", sql_metadata)
         return self
 
     async def __aexit__(self, *_: object) -> None:
