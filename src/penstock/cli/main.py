@@ -17,6 +17,8 @@ _GROUPS = {
     "topics": ("penstock.cli.topics", "cli"),
     "subscriptions": ("penstock.cli.topics", "cli"),
     "server": ("penstock.cli.server", "cli,local"),
+    "db": ("penstock.cli.db", "cli,sql"),
+    "bridge": ("penstock.cli.bridge", "cli,sql,nats"),
     "emulator": ("penstock.cli.emulator", "emulator,local"),
     "jobs": ("penstock.cli.jobs", "cli,web,media,local"),
     "worker": ("penstock.cli.worker", "cli,web,media,local"),

@@ -86,6 +86,8 @@ class SubscriptionOptions(StreamOptions, total=False):
     retry_policy: RetryPolicy | None
     retain_acked_messages: bool
     message_retention: float
+    expires_after: float | None
+    subjects: tuple[str, ...]
     push: PushDelivery | None
     replicas: int | None
 

@@ -29,6 +29,7 @@ from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.media import MEDIA
 from penstock.jobs.views.view import JobView, Listing, Wanted, cursor_of, seen
 from penstock.transactional import Database, insert_into
+from penstock.transactional.schema import prepare
 
 sql_metadata = MetaData()
 sql_views = Table(
@@ -67,7 +68,7 @@ class SqlJobViews:
         self._ours = sql_views.c.media_type.in_([kind.value for kind in pipeline.job_types])
 
     async def __aenter__(self) -> Self:
-        await self._database.create_tables(sql_metadata)
+        await prepare(self._database, "views", sql_metadata)
         return self
 
     async def __aexit__(self, *_: object) -> None:
