@@ -82,7 +82,8 @@ SHAPES = {
         "ALTER TABLE penstock_jobs ADD COLUMN fields {binary}",
         (
             "CREATE TABLE penstock_results (job_id VARCHAR(36) NOT NULL, "
-            "stage VARCHAR(48) NOT NULL, run INTEGER NOT NULL, result {binary} NOT NULL, PRIMARY KEY (job_id, stage))"
+            "stage VARCHAR(48) NOT NULL, run INTEGER NOT NULL, "
+            "result {binary} NOT NULL, PRIMARY KEY (job_id, stage))"
         ),
     ],
 }
