@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.config import DAY, check_duration, check_whole
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.message import check_text
+from penstock.message import Message, check_text
 from penstock.transactional.database import Database, database_time, insert_into
 from penstock.transactional.inbox_table import (
     FAILED,
@@ -62,6 +62,16 @@ class Arrival:
             raise InvalidArgumentError(
                 "An event in an inbox needs an event_id; sequence_id makes one"
             )
+
+
+class MessageEffects:
+    """A transaction for the effects of messages. `fresh`: those that had none before; `failures`:
+    those that are to have none now."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.connection = connection
+        self.fresh: list[Message] = []
+        self.failures: dict[Message, Exception] = {}
 
 
 class Taken(Enum):
@@ -147,6 +157,34 @@ class Inbox:
             # A database out of reach is told by the error that goes on.
             with suppress(PenstockError):
                 await self.note_failure(arrival, error)
+            raise
+
+    @asynccontextmanager
+    async def effects(
+        self, messages: Mapping[Message, str], topic: str
+    ) -> AsyncIterator[MessageEffects]:
+        """A transaction for the effects of messages by their ids, which commits with the marks.
+
+        Those in `failures` when the block ends are not marked. When it raises nothing is kept but
+        the failures, and the error goes on.
+        """
+        arrivals = {key: _arrival(message, key, topic) for message, key in messages.items()}
+        try:
+            async with self._database.transaction() as connection:
+                effects = MessageEffects(connection)
+                new = await self.mark(connection, list(arrivals.values()))
+                for message, key in messages.items():
+                    if key in new:
+                        new.discard(key)
+                        effects.fresh.append(message)
+                yield effects
+                for message, failure in effects.failures.items():
+                    if message in effects.fresh:
+                        await self.unmark(connection, [messages[message]], failure)
+        except Exception as error:
+            with suppress(PenstockError):
+                for arrival in arrivals.values():
+                    await self.note_failure(arrival, error)
             raise
 
     async def mark(self, connection: AsyncConnection, arrivals: Sequence[Arrival]) -> set[str]:
@@ -342,3 +380,14 @@ def _known(status: str) -> str:
     if status not in known:
         raise InvalidArgumentError(f"No status {status!r}; there are {', '.join(known)}")
     return status
+
+
+def _arrival(message: Message, event_id: str, topic: str) -> Arrival:
+    return Arrival(
+        event_id=event_id,
+        payload=message.data,
+        subject=message.subject,
+        headers=message.attributes,
+        stream=topic,
+        deliveries=message.delivery_attempt,
+    )
