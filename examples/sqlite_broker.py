@@ -20,7 +20,7 @@ from uuid import uuid4
 import msgspec
 
 from penstock import BrokerKind, Capabilities, PenstockError, PubSub, register_broker
-from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Unsettled
+from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Unsettled, Usage
 from penstock.clock import NS, Clock
 from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.errors import (
@@ -262,6 +262,9 @@ class SqliteBroker:
         age = (now - oldest) / NS if messages else 0.0
         unsettled = Unsettled(messages=messages, leased=int(leased), oldest_age=age)
         return SubscriptionStatus(config=config, unsettled=unsettled)
+
+    async def usage(self) -> Usage:
+        raise UnimplementedError("The SQLite broker does not count what it holds")
 
     async def update_topic(self, config: TopicConfig) -> None:  # noqa: ARG002
         _cannot_change()

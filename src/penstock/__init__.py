@@ -1,6 +1,7 @@
 """Reliable messaging and job pipelines for Python, from one process to a cluster."""
 
 from penstock import errors
+from penstock.bridge import ActionResult, Bridge, Event
 from penstock.broker import Capabilities, SubscriptionStatus, TopicStatus
 from penstock.client import PubSub, Topic
 from penstock.clock import PreciseTime
@@ -33,10 +34,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AckResponse",
+    "ActionResult",
     "App",
     "Attribute",
     "Attributes",
     "Backoff",
+    "Bridge",
     "BrokerKind",
     "Capabilities",
     "CloseReport",
@@ -44,6 +47,7 @@ __all__ = [
     "DeadLetterPolicy",
     "DeadLetters",
     "Draft",
+    "Event",
     "Expect",
     "Flight",
     "FlightState",

@@ -68,6 +68,10 @@ class Capabilities:
     """A subscription hands over what it holds after its topic was deleted."""
     push: bool = False
     """It can be told to send messages to a subject instead of being asked for them."""
+    subjects: bool = False
+    """Topics may store subjects of any name, and subscriptions see some of them."""
+    work_queues: bool = False
+    """A topic may keep each message until one subscription has acked it, and no longer."""
     updates: bool = False
     """`Admin.update_topic` and `Admin.update_subscription` change what exists."""
     detaching: bool = False
@@ -141,6 +145,16 @@ class SnapshotStatus:
     topic: str
     expires: PreciseTime
     topic_deleted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What a broker holds for this user."""
+
+    topics: int
+    subscriptions: int
+    memory_bytes: int
+    storage_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +233,10 @@ class Admin(Protocol):
 
         `UnimplementedError` unless the broker claims `detaching`.
         """
+
+    async def usage(self) -> Usage:
+        """What it holds for this user. `UnimplementedError` by a broker that does not tell."""
+        ...
 
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:
         """Remember what the subscription has not acked. It expires seven days after the oldest

@@ -29,6 +29,8 @@ _INSTEAD = {
     "replicas": "leave them out",
     "push": "leave it out; messages are asked for then",
     "seek": "leave it out",
+    "subjects": "leave it out and publish to a topic for each",
+    "work_queues": "leave it out; what is acked is kept as long as the broker keeps anything",
     "updates": "delete it and create it again",
     "detaching": "delete it instead",
     "expiration": "leave it out and delete subscriptions that nobody uses",
@@ -61,6 +63,10 @@ def check_topic(broker: Broker, config: TopicConfig) -> None:
     if config.duplicate_window not in (0, DUPLICATE_WINDOW):
         require(broker, "dedupe", f"duplicate_window of topic {config.name!r}")
     _check_replicas(broker, f"topic {config.name!r}", config.replicas)
+    if config.subjects:
+        require(broker, "subjects", f"subjects of topic {config.name!r}")
+    if config.work_queue:
+        require(broker, "work_queues", f"work_queue of topic {config.name!r}")
     if config.message_retention and not broker.capabilities.replay:
         # Kept for those who look back. Where nobody can, it would be kept for nothing.
         require(broker, "seek", f"message_retention of topic {config.name!r}")
@@ -76,6 +82,7 @@ def check_subscription(broker: Broker, config: SubscriptionConfig) -> None:
         ("push", "push"),
         ("retain_acked_messages", "seek"),
         ("expires_after", "expiration"),
+        ("subjects", "subjects"),
     ):
         if getattr(config, option):
             require(broker, capability, f"{option} of subscription {config.name!r}")

@@ -182,6 +182,8 @@ class Topic:
         duplicate_window: float = DUPLICATE_WINDOW,
         routed_attributes: Sequence[str] = (),
         replicas: int | None = None,
+        subjects: Sequence[str] = (),
+        work_queue: bool = False,
     ) -> Topic:
         """Create it in the broker.
 
@@ -190,13 +192,17 @@ class Topic:
         `routed_attributes`: attributes that subscriptions filter by; they become part of each
         message's subject, which JetStream can filter on the server.
         `replicas`: copies that a cluster's servers keep; by default as many as are of use.
+        `subjects`: those it stores, instead of its own name and all below it.
+        `work_queue`: a message stays until it is acked, and is gone then.
         """
         config = TopicConfig(
             name=self._name,
             message_retention=message_retention,
             duplicate_window=duplicate_window,
-            routed_attributes=_keys(routed_attributes),
+            routed_attributes=_keys("routed_attributes", routed_attributes),
             replicas=replicas,
+            subjects=_keys("subjects", subjects),
+            work_queue=work_queue,
         )
         broker = await self._pubsub.broker()
         check_topic(broker, config)
@@ -246,7 +252,7 @@ class Topic:
         return answer.message_id
 
 
-def _keys(names: Sequence[str]) -> tuple[str, ...]:
+def _keys(what: str, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
-        raise InvalidArgumentError(f"routed_attributes must be a list of keys, not {names!r}")
+        raise InvalidArgumentError(f"{what} must be a list, not {names!r}")
     return tuple(names)

@@ -15,6 +15,9 @@ _NAME = re.compile(
     r"(?:[A-Za-z0-9][A-Za-z0-9.:_\-]{0,62}/)?(?!goog)[A-Za-z][A-Za-z0-9\-._~+%]{2,254}"
 )
 
+_WORD = r"[^\s.*>\x00-\x1f\x7f]+"
+_PATTERN = re.compile(rf"(?:(?:{_WORD}|\*)\.)*(?:{_WORD}|\*|>)")
+
 
 def check_name(kind: str, name: object) -> str:
     """`name` if Google Pub/Sub would take it for a `kind`, else `InvalidArgumentError`.
@@ -36,6 +39,18 @@ def split_name(name: str, own_project: str) -> tuple[str, str]:
     """The project a checked name belongs to, and what it is called there."""
     project, _, within = name.rpartition("/")
     return project or own_project, within
+
+
+def check_patterns(what: str, patterns: object) -> None:
+    """Subjects with wildcards, as NATS reads them, or `InvalidArgumentError`."""
+    if not isinstance(patterns, tuple):
+        raise InvalidArgumentError(f"{what} must be a tuple of subjects, not {patterns!r}")
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
+            raise InvalidArgumentError(
+                f"{what} cannot have {pattern!r}: a subject is tokens joined by dots, without "
+                "spaces, with * for one token and > for all that follow"
+            )
 
 
 def check_duration(what: str, seconds: float, least: float, most: float) -> None:
@@ -120,13 +135,18 @@ class TopicConfig:
     while a subscription needs it). `duplicate_window`: seconds a message id is remembered.
     `routed_attributes`: attributes that become part of each message's subject, in this order, so
     that brokers which filter by subject can filter by them. `replicas`: copies that the broker's
-    servers keep (None: as many as are of use, see the broker's own page)."""
+    servers keep (None: as many as are of use, see the broker's own page). `subjects`: those it
+    stores, * and > allowed, instead of its own name and all below it. `work_queue`: a message
+    stays until it is acked and is gone then; each goes to one subscription, and a new one begins
+    with what is there."""
 
     name: str
     message_retention: float = 0.0
     duplicate_window: float = DUPLICATE_WINDOW
     routed_attributes: tuple[str, ...] = ()
     replicas: int | None = None
+    subjects: tuple[str, ...] = ()
+    work_queue: bool = False
 
     def __post_init__(self) -> None:
         check_name("Topic", self.name)
@@ -140,6 +160,19 @@ class TopicConfig:
                 f"routed_attributes of topic {self.name!r} must be a tuple of attribute keys, not "
                 f"{self.routed_attributes!r}"
             )
+        check_patterns(f"subjects of topic {self.name!r}", self.subjects)
+        if self.subjects and self.routed_attributes:
+            raise InvalidArgumentError(
+                f"Topic {self.name!r} cannot have both subjects and routed_attributes"
+            )
+
+    def check_change(self, to: TopicConfig) -> None:
+        """What a topic is made with and keeps."""
+        for option in ("routed_attributes", "work_queue"):
+            if getattr(self, option) != getattr(to, option):
+                raise InvalidArgumentError(
+                    f"{option} of topic {self.name!r} cannot be changed; create another"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +182,8 @@ class SubscriptionConfig:
     `message_retention`: seconds an unacked message is kept at least (default 7 days), and an acked
     one too when `retain_acked_messages` is set, for `seek`. `expires_after`: seconds without a
     subscriber after which the broker deletes it (None: never). `replicas`: copies of what it knows
-    of its messages (None: as many as its topic has).
+    of its messages (None: as many as its topic has). `subjects`: only messages on one of these,
+    * and > allowed.
     """
 
     name: str
@@ -165,6 +199,7 @@ class SubscriptionConfig:
     expires_after: float | None = None
     push: PushDelivery | None = None
     replicas: int | None = None
+    subjects: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("Subscription", self.name)
@@ -178,6 +213,7 @@ class SubscriptionConfig:
         check_replicas(self.replicas)
         if self.expires_after is not None:
             check_duration("expires_after", self.expires_after, 1, 3650 * DAY)
+        check_patterns(f"subjects of subscription {self.name!r}", self.subjects)
         for option, kind in (
             ("filter", str),
             ("dead_letter_policy", DeadLetterPolicy | None),
@@ -195,7 +231,7 @@ class SubscriptionConfig:
 
     def check_change(self, to: SubscriptionConfig) -> None:
         """What a subscription is made with and keeps."""
-        for option in ("topic", "filter", "message_ordering", "push"):
+        for option in ("topic", "filter", "message_ordering", "push", "subjects"):
             if getattr(self, option) != getattr(to, option):
                 raise InvalidArgumentError(
                     f"{option} of subscription {self.name!r} cannot be changed; delete the "

@@ -18,6 +18,8 @@ _GROUPS = {
     "subscriptions": ("penstock.cli.topics", "cli"),
     "provision": ("penstock.cli.provision", "cli,web,media,google"),
     "server": ("penstock.cli.server", "cli,local"),
+    "db": ("penstock.cli.db", "cli,sql"),
+    "bridge": ("penstock.cli.bridge", "cli,sql,nats"),
     "emulator": ("penstock.cli.emulator", "emulator,local"),
     "jobs": ("penstock.cli.jobs", "cli,web,media,local"),
     "worker": ("penstock.cli.worker", "cli,web,media,local"),

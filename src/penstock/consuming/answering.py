@@ -10,7 +10,7 @@ from typing import Any
 from penstock.broker import Capabilities
 from penstock.clock import Clock
 from penstock.consuming.declaration import Subscriber
-from penstock.dead_letters.letter import Origin, bare, letter_of
+from penstock.dead_letters.letter import bare, letter_of_message
 from penstock.dead_letters.replaying import REPLAY_FOR
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.message import MAX_ACK_DEADLINE, Draft, Message
@@ -91,20 +91,13 @@ class Answering:
             self._log(logging.ERROR, message, f"dropped ({reason}): there are no dead letters")
             message.reject()
             return
-        letter = letter_of(
-            message.data,
-            message.attributes,
-            origin=Origin(
-                topic=self.subscriber.topic,
-                subscription=self.subscriber.subscription,
-                message_id=message.id,
-                published=message.publish_time,
-            ),
-            attempt=message.delivery_attempt,
+        letter = letter_of_message(
+            message,
+            topic=self.subscriber.topic,
+            subscription=self.subscriber.subscription,
             reason=reason,
             error=error,
             time_ns=self.clock.time_ns(),
-            ordering_key=message.ordering_key,
         )
         try:
             await self._store(topic, letter)

@@ -6,10 +6,12 @@ Whoever gives a message up publishes its bytes unchanged, its attributes and the
     dead-letter-error           what was raised, if something was
     dead-letter-attempt         the delivery that was the last
     dead-letter-topic, -subscription, -message-id, -published       where it came from
+    dead-letter-subject         where in the topic, if its place was not the topic's own to say
     dead-letter-time            when it was given up
     dead-letter-dropped         how many of its own attributes found no room, if any did not
 
-What a broker moves by its own policy carries `CloudPubSubDeadLetterSource…` instead; both are read.
+What a broker moves by its own policy carries `CloudPubSubDeadLetterSource…` instead, and what
+another implementation of the bridge gives up `x-dead-letter` and `x-dlq-…`; all are read.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
+import msgspec
 from msgspec import Struct
 
 from penstock.clock import PreciseTime, to_ns
@@ -25,6 +28,7 @@ from penstock.message import (
     MAX_ATTRIBUTE_VALUE_BYTES,
     MAX_ATTRIBUTES,
     Draft,
+    Message,
     Record,
 )
 from penstock.rules.derived_ids import derived_id
@@ -39,6 +43,10 @@ MESSAGE_ID = "dead-letter-message-id"
 PUBLISHED = "dead-letter-published"
 TIME = "dead-letter-time"
 DROPPED = "dead-letter-dropped"
+SUBJECT = "dead-letter-subject"
+BRIDGE_MARK, BRIDGE_REASON = "x-dead-letter", "x-dlq-reason"
+BRIDGE_DELIVERIES, BRIDGE_CONTEXT = "x-deliveries", "x-dlq-context"
+_BRIDGES_OWN = {BRIDGE_MARK, BRIDGE_REASON, BRIDGE_DELIVERIES, BRIDGE_CONTEXT}
 BROKERS_OWN = "CloudPubSubDeadLetterSource"
 # What a broker's own policy means, in the words of `dead-letter-reason`.
 MOVED_BY_BROKER = "max-delivery-attempts"
@@ -54,6 +62,7 @@ class Origin(Struct, frozen=True, kw_only=True):
     subscription: str | None = None
     message_id: str | None = None
     published: datetime | None = None
+    subject: str | None = None
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
@@ -111,6 +120,33 @@ def letter_of(
     return Draft(data, _joined(attributes, ours), ordering_key, message_id or _id_of_letter(origin))
 
 
+def letter_of_message(
+    message: Message,
+    *,
+    topic: str,
+    subscription: str,
+    reason: str,
+    time_ns: int,
+    error: BaseException | str | None = None,
+) -> Draft:
+    """`letter_of`, for whoever has the message in hand."""
+    return letter_of(
+        message.data,
+        message.attributes,
+        origin=Origin(
+            topic=topic,
+            subscription=subscription,
+            message_id=message.id,
+            published=message.publish_time,
+        ),
+        attempt=message.delivery_attempt,
+        reason=reason,
+        error=error,
+        time_ns=time_ns,
+        ordering_key=message.ordering_key,
+    )
+
+
 def _id_of_letter(origin: Origin) -> str:
     # With the time of publication: an id that a publisher used again is another message.
     published_ns = 0 if origin.published is None else to_ns(origin.published)
@@ -136,41 +172,89 @@ def read_letter(topic: str, record: Record, settled: str | None = None) -> DeadL
     """A record of a dead-letter topic, whoever put it there."""
     attributes = record.attributes
     brokers_own = f"{BROKERS_OWN}Subscription" in attributes and REASON not in attributes
-    get = attributes.get
     own = {
         key: value
         for key, value in attributes.items()
-        if not key.startswith(PREFIX) and not (brokers_own and key.startswith(BROKERS_OWN))
+        if not key.startswith(PREFIX)
+        and key not in _BRIDGES_OWN
+        and not (brokers_own and key.startswith(BROKERS_OWN))
     }
-    time = _moment(get(TIME)) or PreciseTime.from_ns(record.publish_time_ns)
     if brokers_own:
-        reason, error, attempt = MOVED_BY_BROKER, None, get(f"{BROKERS_OWN}DeliveryCount")
-        origin = Origin(
-            subscription=get(f"{BROKERS_OWN}Subscription"),
-            published=_moment(get(f"{BROKERS_OWN}TopicPublishTime")),
-        )
+        story = _told_by_broker(attributes)
+    elif BRIDGE_MARK in attributes and REASON not in attributes:
+        story = _told_by_bridge(attributes)
     else:
-        reason, error, attempt = get(REASON, "unknown"), get(ERROR), get(ATTEMPT)
-        origin = Origin(
-            topic=get(TOPIC),
-            subscription=get(SUBSCRIPTION),
-            message_id=get(MESSAGE_ID),
-            published=_moment(get(PUBLISHED)),
-        )
+        story = _told_by_us(attributes)
     return DeadLetter(
         topic=topic,
         sequence=record.sequence,
         data=record.data,
         attributes=own,
         ordering_key=record.ordering_key,
-        reason=reason,
-        error=error,
-        attempt=int(attempt) if attempt and attempt.isdecimal() else 0,
-        origin=origin,
-        time=time,
+        reason=story.reason,
+        error=story.error,
+        attempt=int(story.attempt) if story.attempt and story.attempt.isdecimal() else 0,
+        origin=story.origin,
+        time=_moment(attributes.get(TIME)) or PreciseTime.from_ns(record.publish_time_ns),
         stored_ns=record.publish_time_ns,
         settled=settled,
     )
+
+
+class _Story(Struct, frozen=True):
+    """Why, how often, and from where."""
+
+    reason: str
+    error: str | None
+    attempt: str | None
+    origin: Origin
+
+
+def _told_by_us(attributes: Mapping[str, str]) -> _Story:
+    get = attributes.get
+    origin = Origin(
+        topic=get(TOPIC),
+        subscription=get(SUBSCRIPTION),
+        message_id=get(MESSAGE_ID),
+        published=_moment(get(PUBLISHED)),
+        subject=get(SUBJECT),
+    )
+    return _Story(get(REASON, "unknown"), get(ERROR), get(ATTEMPT), origin)
+
+
+def _told_by_broker(attributes: Mapping[str, str]) -> _Story:
+    get = attributes.get
+    origin = Origin(
+        subscription=get(f"{BROKERS_OWN}Subscription"),
+        published=_moment(get(f"{BROKERS_OWN}TopicPublishTime")),
+    )
+    return _Story(MOVED_BY_BROKER, None, get(f"{BROKERS_OWN}DeliveryCount"), origin)
+
+
+class _BridgeContext(Struct):
+    event_id: str | None = None
+    error_class: str | None = None
+    error_message: str | None = None
+    original_subject: str | None = None
+    consumer: str | None = None
+    stream: str | None = None
+
+
+def _told_by_bridge(attributes: Mapping[str, str]) -> _Story:
+    try:
+        context = msgspec.json.decode(attributes.get(BRIDGE_CONTEXT, "{}"), type=_BridgeContext)
+    except msgspec.MsgspecError:
+        context = _BridgeContext()
+    error = ": ".join(filter(None, (context.error_class, context.error_message))) or None
+    origin = Origin(
+        # Without its subject it cannot go back to where it was.
+        topic=context.stream if context.original_subject else None,
+        subscription=context.consumer,
+        message_id=context.event_id,
+        subject=context.original_subject,
+    )
+    reason = attributes.get(BRIDGE_REASON, "unknown")
+    return _Story(reason, error, attributes.get(BRIDGE_DELIVERIES), origin)
 
 
 def error_text(error: BaseException | str) -> str:

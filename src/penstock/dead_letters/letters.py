@@ -166,6 +166,7 @@ async def _send(
                 to if isinstance(to, str) else await to(letter),
                 draft.data,
                 headers=draft.attributes,
+                subject=draft.subject,
                 ordering_key=draft.ordering_key,
                 message_id=draft.message_id,
             )

@@ -25,4 +25,5 @@ def replayed(letter: DeadLetter) -> Draft:
         attributes,
         letter.ordering_key,
         derived_id("replay", letter.topic, letter.sequence, letter.stored_ns),
+        origin.subject,
     )

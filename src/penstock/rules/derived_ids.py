@@ -17,3 +17,9 @@ def derived_id(*parts: str | int) -> str:
     if len(text.encode()) <= _LONGEST:
         return text
     return f"{str(parts[0])[:32]}/{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def sequence_id(topic: str, sequence: int, published_ns: int) -> str:
+    """What a message without an id is known by: where its topic has it, and since when, because a
+    topic that was made again counts from 1 again."""
+    return f"seq:{topic}:{sequence}:{published_ns}"

@@ -95,7 +95,7 @@ class _Token(NamedTuple):
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+)
       | (?P<string>"(?:[^"\\]|\\.)*")
-      | (?P<word>[A-Za-z0-9_]+)
+      | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
       | (?P<symbol>!=|[=.:,()\-])""",
     re.VERBOSE | re.DOTALL,
 )

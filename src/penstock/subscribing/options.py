@@ -87,6 +87,7 @@ class SubscriptionOptions(StreamOptions, total=False):
     retain_acked_messages: bool
     message_retention: float
     expires_after: float | None
+    subjects: tuple[str, ...]
     push: PushDelivery | None
     replicas: int | None
 

@@ -17,13 +17,12 @@ from typing import Any, Self
 import msgspec
 from sqlalchemy import (
     URL,
-    Connection,
     Double,
     MetaData,
+    NullPool,
     StaticPool,
     Table,
     event,
-    inspect,
     make_url,
     select,
     text,
@@ -39,18 +38,17 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateColumn
 from sqlalchemy.sql.functions import FunctionElement
 
 from penstock.errors import (
     ClosedError,
-    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     PenstockError,
     ResourceExhaustedError,
     UnauthenticatedError,
     UnavailableError,
+    UnimplementedError,
 )
 
 # Earlier ones may lose a commit when two processes checkpoint a write-ahead log at once.
@@ -160,12 +158,16 @@ class Database:
                     yield connection
 
     async def create_tables(self, metadata: MetaData) -> None:
-        """Create what is missing: tables, and columns of tables that an earlier version made. Safe
-        to repeat, and when several processes start together."""
+        """Create what is missing. Safe to repeat, and when several processes start together."""
+        async with self.schema_transaction() as connection:
+            await connection.run_sync(metadata.create_all)
+
+    @asynccontextmanager
+    async def schema_transaction(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that changes tables, one at a time among all processes."""
         async with self.transaction() as connection:
             await self.lock(connection, _SCHEMA_LOCK)
-            await connection.run_sync(metadata.create_all)
-            await connection.run_sync(_add_columns, metadata, self.place)
+            yield connection
 
     async def lock(self, connection: AsyncConnection, number: int, *, shared: bool = False) -> None:
         """Hold a lock of that number until the transaction ends. On SQLite it does already."""
@@ -181,6 +183,23 @@ class Database:
             return float((await connection.execute(select(database_time()))).scalar_one())
         async with self.transaction(reading=True) as fresh:
             return await self.time(fresh)
+
+    async def listen(self, channel: str) -> AsyncIterator[None]:
+        """Yields once it listens, and again after each `pg_notify` of that channel. PostgreSQL
+        only; on a connection of its own. Ends with an error when that is lost."""
+        if self.dialect != "postgresql":
+            raise UnimplementedError(f"{self.place} cannot notify; only PostgreSQL can")
+        engine = create_async_engine(self._url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        try:
+            with self._translated():
+                async with engine.connect() as connection:
+                    await connection.execute(text(f'LISTEN "{channel}"'))
+                    raw: Any = (await connection.get_raw_connection()).driver_connection
+                    yield
+                    async for _ in raw.notifies():
+                        yield
+        finally:
+            await engine.dispose()
 
     async def ping(self) -> None:
         """Raises when the database cannot be reached."""
@@ -264,22 +283,6 @@ class Database:
         if isinstance(error, OperationalError | InterfaceError) and (lost or unreachable or down):
             return UnavailableError(f"Cannot use the database ({self.place}): {reason}")
         return None
-
-
-def _add_columns(connection: Connection, metadata: MetaData, place: str) -> None:
-    known = inspect(connection)
-    for table in metadata.tables.values():
-        there = {column["name"] for column in known.get_columns(table.name)}
-        for column in table.columns:
-            if column.name in there:
-                continue
-            if not column.nullable:
-                raise FailedPreconditionError(
-                    f"Table {table.name} ({place}) was made by another version: it has no column "
-                    f"{column.name}; move its rows to a new database, or use the version it is of"
-                )
-            added = CreateColumn(column).compile(dialect=connection.dialect)
-            connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {added}"))
 
 
 def _normalised(url: str) -> URL:

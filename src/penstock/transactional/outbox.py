@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import and_, case, delete, func, select, update
+from sqlalchemy import Connection, and_, case, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.config import check_duration, check_name, check_whole
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
+from penstock.transactional.schema import prepare
 from penstock.transactional.table import (
     DEAD,
     GIVEN,
@@ -82,8 +83,8 @@ class Outbox:
         return self._database
 
     async def create(self) -> None:
-        """Create its table if it is not there."""
-        await self._database.create_tables(metadata)
+        """Create its table if it is not there; an error when it is one of another version."""
+        await prepare(self._database, "outbox", metadata)
 
     async def add(
         self,
@@ -99,20 +100,19 @@ class Outbox:
         database's clock; later messages of their keys wait for them. A draft without a message
         id gets one. What the outbox already has of that topic, by message id, is left as it is.
         """
-        check_name("Topic", topic)
-        check_duration("after", after, 0, LONGEST_DELAY)
-        checked = [_checked(draft) for draft in drafts]
-        for portion in _portions(checked):
-            rows = list(map(_row, portion))
-            if connection.dialect.name == "postgresql":
-                arrays = {name: [row[name] for row in rows] for name in GIVEN}
-                await connection.execute(
-                    INSERT_ARRAYS, {"of_topic": topic, "after": after, **arrays}
-                )
-            else:
-                common = {"of_topic": topic, "after": after}
-                await connection.execute(INSERT, [common | row for row in rows])
-        return tuple(str(draft.message_id) for draft in checked)
+        ids, statements = _statements(connection.dialect.name, topic, drafts, after)
+        for statement, values in statements:
+            await connection.execute(statement, values)
+        return ids
+
+    def add_blocking(
+        self, connection: Connection, topic: str, drafts: Sequence[Draft], *, after: float = 0.0
+    ) -> tuple[str, ...]:
+        """`add`, to the transaction of a connection that is not async."""
+        ids, statements = _statements(connection.dialect.name, topic, drafts, after)
+        for statement, values in statements:
+            connection.execute(statement, values)
+        return ids
 
     async def hasten(self, connection: AsyncConnection, topic: str, message_id: str) -> bool:
         """Let a message that waits for its time go at once; whether it was still to be sent."""
@@ -216,6 +216,25 @@ class Outbox:
             total += gone.rowcount
             if gone.rowcount < limit:
                 return total
+
+
+def _statements(
+    dialect: str, topic: str, drafts: Sequence[Draft], after: float
+) -> tuple[tuple[str, ...], Iterator[tuple[Any, Any]]]:
+    """The ids of the drafts, and what adds them, with its values."""
+    check_name("Topic", topic)
+    check_duration("after", after, 0, LONGEST_DELAY)
+    checked = [_checked(draft) for draft in drafts]
+    ids = tuple(str(draft.message_id) for draft in checked)
+    common = {"of_topic": topic, "after": after}
+    return ids, (_statement(dialect, common, portion) for portion in _portions(checked))
+
+
+def _statement(dialect: str, common: dict[str, Any], drafts: Sequence[Draft]) -> tuple[Any, Any]:
+    rows = list(map(_row, drafts))
+    if dialect == "postgresql":
+        return INSERT_ARRAYS, {**common, **{name: [row[name] for row in rows] for name in GIVEN}}
+    return INSERT, [common | row for row in rows]
 
 
 def _checked(draft: Draft) -> Draft:

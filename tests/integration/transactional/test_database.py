@@ -231,31 +231,3 @@ async def test_a_server_that_crashed_is_unavailable_and_then_usable_again():
                 await database.ping()
             server.start()
             assert await count(database) == 0
-
-
-async def test_a_table_of_an_earlier_version_gets_the_columns_it_lacks(url):
-    later = MetaData()
-    more = Table("parents", later, Column("id", Integer, primary_key=True), Column("age", Integer))
-    async with Database(url) as database:
-        await database.create_tables(metadata)
-        async with database.transaction() as connection:
-            await connection.execute(insert(parents), {"id": 1})
-        await asyncio.gather(*(database.create_tables(later) for _ in range(3)))
-        async with database.transaction() as connection:
-            await connection.execute(insert(more), {"id": 2, "age": 7})
-            rows = (await connection.execute(select(more).order_by(more.c.id))).all()
-        assert [tuple(row) for row in rows] == [(1, None), (2, 7)]
-
-
-async def test_a_table_that_lacks_what_every_row_needs_is_an_error_that_names_it(url):
-    later = MetaData()
-    Table(
-        "parents",
-        later,
-        Column("id", Integer, primary_key=True),
-        Column("age", Integer, nullable=False),
-    )
-    async with Database(url) as database:
-        await database.create_tables(metadata)
-        with pytest.raises(errors.FailedPreconditionError, match=r"parents .* no column age"):
-            await database.create_tables(later)

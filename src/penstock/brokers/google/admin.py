@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
-from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus
+from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Usage
 from penstock.brokers.google.connection import Connection
 from penstock.clock import to_ns
 from penstock.config import SubscriptionConfig, TopicConfig
@@ -131,6 +131,9 @@ class GoogleAdmin:
             topic_deleted=found.topic == DELETED_TOPIC,
             detached=found.detached,
         )
+
+    async def usage(self) -> Usage:
+        raise UnimplementedError("Google Pub/Sub does not tell what it holds; see its monitoring")
 
     async def create_snapshot(self, snapshot: str, subscription: str) -> None:
         await self._call(

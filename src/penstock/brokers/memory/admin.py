@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus
+from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Usage
 from penstock.brokers.memory.registry import Registry, Snapshot
 from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.brokers.memory.topic import TopicState
@@ -20,6 +20,7 @@ from penstock.errors import (
     UnimplementedError,
 )
 from penstock.message import Record
+from penstock.rules.wildcards import overlap
 
 _SNAPSHOT_LIFETIME_NS = int(7 * DAY * NS)
 _SNAPSHOT_LEAST_NS = 3600 * NS
@@ -49,10 +50,7 @@ class MemoryAdmin:
 
     async def update_topic(self, config: TopicConfig) -> None:
         state = self._registry.topic(config.name)
-        if config.routed_attributes != state.config.routed_attributes:
-            raise InvalidArgumentError(
-                f"routed_attributes of topic {config.name!r} cannot be changed; create another"
-            )
+        state.config.check_change(config)
         state.config = config
         state.retention_changed()
 
@@ -77,10 +75,13 @@ class MemoryAdmin:
         _check_new("Subscription", config.name, self._registry.subscriptions)
         if config.dead_letter_policy is not None:
             self._registry.topic(config.dead_letter_policy.topic)
+        if topic.config.work_queue:
+            _check_apart(config, [other.config for other in topic.subscriptions])
         subscription = self._new_subscription(config)
         subscription.first_sequence = topic.last_sequence + 1
         self._registry.subscriptions[config.name] = subscription
         topic.subscriptions.append(subscription)
+        topic.hand_to(subscription, self._clock.time_ns())
         topic.retention_changed()
         subscription.expire_with(self._drop_subscription)
 
@@ -111,6 +112,7 @@ class MemoryAdmin:
         topic = self._topic_of(state)
         if topic is not None:
             topic.subscriptions.remove(state)
+            topic.take_back(state)
             topic.retention_changed()
 
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
@@ -118,6 +120,16 @@ class MemoryAdmin:
             self._registry.check_open()
             return sorted(self._registry.subscriptions)
         return (await self.describe_topic(topic)).subscriptions
+
+    async def usage(self) -> Usage:
+        states = self._registry.subscriptions.values()
+        held = {id(record): len(record.data) for state in states for record in state.unacked()}
+        return Usage(
+            topics=len(self._registry.topics),
+            subscriptions=len(self._registry.subscriptions),
+            memory_bytes=sum(held.values()),
+            storage_bytes=0,
+        )
 
     async def describe_subscription(self, subscription: str) -> SubscriptionStatus:
         return self._registry.subscription(subscription).status()
@@ -228,6 +240,17 @@ class MemoryAdmin:
 def _check_new(kind: str, name: str, existing: object) -> None:
     if name in existing:  # type: ignore[operator]
         raise AlreadyExistsError(f"{kind} already exists: {name!r}; use it, or delete it first")
+
+
+def _check_apart(config: SubscriptionConfig, others: Sequence[SubscriptionConfig]) -> None:
+    """Of a work queue each message goes to one subscription."""
+    for other in others:
+        pairs = [(a, b) for a in config.subjects or (">",) for b in other.subjects or (">",)]
+        if any(overlap(a, b) for a, b in pairs):
+            raise FailedPreconditionError(
+                f"Topic {config.topic!r} is a work queue, and subscription {other.name!r} has what "
+                f"{config.name!r} asks for; give each subjects of its own"
+            )
 
 
 def _in_order(records: list[Record]) -> list[Record]:

@@ -40,6 +40,8 @@ class MemoryBroker:
         dedupe=True,
         expectations=True,
         outlives_topic=True,
+        subjects=True,
+        work_queues=True,
         updates=True,
         detaching=True,
         expiration=True,

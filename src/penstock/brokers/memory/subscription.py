@@ -21,6 +21,7 @@ from penstock.message import AckResponse, Delivery, Record, Settlement, Verb
 from penstock.rules.deadlines import Deadlines
 from penstock.rules.filters import parse_filter
 from penstock.rules.lanes import Lanes
+from penstock.rules.wildcards import matches
 
 
 class Loan(Struct, eq=False):
@@ -84,13 +85,20 @@ class SubscriptionState:
             self._drop_expired(now_ns)
         if self._ignore_before_ns:
             records = [r for r in records if r.publish_time_ns >= self._ignore_before_ns]
-        if self._matches is not None:
-            records = [r for r in records if self._matches(r.attributes)]
+        if self._matches is not None or self.config.subjects:
+            records = [r for r in records if self.wants(r)]
         if self._lanes is not None:
             enter = self._lanes.enter
             records = [r for r in records if r.ordering_key is None or enter(r.ordering_key, r)]
         self._fresh.extend(records)
         self._waiters.wake(len(records))
+
+    def wants(self, record: Record) -> bool:
+        """Its filter and its subjects let the record through."""
+        subjects = self.config.subjects
+        if subjects and not any(matches(pattern, record.subject) for pattern in subjects):
+            return False
+        return self._matches is None or self._matches(record.attributes)
 
     # Records go out on loan.
 

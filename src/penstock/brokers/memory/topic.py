@@ -9,9 +9,15 @@ from collections.abc import Sequence
 from penstock.brokers.memory.subscription import SubscriptionState
 from penstock.clock import NS
 from penstock.config import TopicConfig
-from penstock.errors import FailedPreconditionError, PenstockError, UnimplementedError
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    PenstockError,
+    UnimplementedError,
+)
 from penstock.message import Draft, Expect, PublishFault, Receipt, Record
 from penstock.rules.subjects import routed_subject
+from penstock.rules.wildcards import matches
 
 
 class RetainedLog:
@@ -68,6 +74,7 @@ class TopicState:
         self._last_of_subject: dict[str, int] = {}
         self._ids: dict[str, int] = {}
         self._id_expiry: deque[tuple[int, str]] = deque()
+        self._unclaimed: list[Record] = []
         self.retention_changed()
 
     def append(self, drafts: Sequence[Draft], now_ns: int) -> list[Receipt | PublishFault]:
@@ -85,7 +92,7 @@ class TopicState:
             subject = draft.subject or name
             if routed and not draft.subject:
                 subject = routed_subject(name, routed, draft.attributes)
-            if draft.expect is not None or draft.ttl is not None:
+            if draft.expect is not None or draft.ttl is not None or self.config.subjects:
                 refusal = self._refusal(draft, subject)
                 if refusal is not None:
                     answers.append(PublishFault(refusal))
@@ -113,9 +120,27 @@ class TopicState:
             if self._keeps_log:
                 self.retained.extend(records)
                 self.trim(now_ns)
+            if self.config.work_queue:
+                self._unclaimed += [r for r in records if not self._is_wanted(r)]
             for subscription in self.subscriptions:
                 subscription.offer(records, now_ns)
         return answers
+
+    def hand_to(self, subscription: SubscriptionState, now_ns: int) -> None:
+        """A subscription is new: of a work queue it takes what nobody else does."""
+        if self.config.work_queue:
+            subscription.first_sequence = 1
+            subscription.offer(self._unclaimed, now_ns)
+            self._unclaimed = [r for r in self._unclaimed if not subscription.wants(r)]
+
+    def take_back(self, subscription: SubscriptionState) -> None:
+        """A subscription goes: what it has not acked of a work queue stays for another."""
+        if self.config.work_queue:
+            left = [*self._unclaimed, *subscription.unacked()]
+            self._unclaimed = sorted(left, key=lambda record: record.sequence)
+
+    def _is_wanted(self, record: Record) -> bool:
+        return any(subscription.wants(record) for subscription in self.subscriptions)
 
     def retention_changed(self) -> None:
         """Subscriptions or snapshots came or went: how long must the log keep records?"""
@@ -179,7 +204,12 @@ class TopicState:
             self._id_expiry.append((expiry, message_id))
 
     def _refusal(self, draft: Draft, subject: str) -> PenstockError | None:
-        """Why a draft with expectations or a time to live cannot be stored, if it cannot."""
+        """Why a draft cannot be stored here, if it cannot."""
+        taken = self.config.subjects
+        if taken and not any(matches(pattern, subject) for pattern in taken):
+            return InvalidArgumentError(
+                f"Topic {self.config.name!r} stores {', '.join(taken)}, and not {subject!r}"
+            )
         if draft.ttl is not None:
             return UnimplementedError("The memory broker keeps no time to live per message")
         expect = draft.expect or Expect()

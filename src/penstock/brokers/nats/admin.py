@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Unsettled
+from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Unsettled, Usage
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.dead_letters import ADVISORIES, DeadLetterMover
@@ -71,10 +71,8 @@ class NatsAdmin:
 
     async def update_topic(self, config: TopicConfig) -> None:
         info = await self._catalogue.stream_info(config.name)
-        if topic_config(info).routed_attributes != config.routed_attributes:
-            raise InvalidArgumentError(
-                f"routed_attributes of topic {config.name!r} cannot be changed; create another"
-            )
+        topic_config(info).check_change(config)
+        self._catalogue.forget_routes(config.name)
         await self._connection.request(
             f"STREAM.UPDATE.{encode_name(config.name)}",
             updated_stream(info, config),
@@ -82,7 +80,7 @@ class NatsAdmin:
         )
 
     async def list_topics(self) -> Sequence[str]:
-        streams = await self._catalogue.streams()
+        streams = await self._catalogue.all_streams()
         return sorted(decode_name(name) for name in streams if name not in _OWN)
 
     async def describe_topic(self, topic: str) -> TopicStatus:
@@ -103,8 +101,9 @@ class NatsAdmin:
         try:
             existing = await self._catalogue.consumer_info(config.name)
         except SubscriptionNotFoundError:
-            routed = topic_config(topic).routed_attributes
-            await self._create_consumer(config, routed, topic["state"]["last_seq"] + 1)
+            about = topic_config(topic)
+            first = 1 if about.work_queue else topic["state"]["last_seq"] + 1
+            await self._create_consumer(config, about.routed_attributes, first)
         else:
             begins = unfinished(existing)
             if begins is None:
@@ -192,6 +191,15 @@ class NatsAdmin:
             if stream not in _OWN:
                 names += await self._catalogue.consumers(stream)
         return sorted(decode_name(name) for name in names)
+
+    async def usage(self) -> Usage:
+        told = await self._connection.request("INFO")
+        return Usage(
+            topics=told["streams"],
+            subscriptions=told["consumers"],
+            memory_bytes=told["memory"],
+            storage_bytes=told["storage"],
+        )
 
     async def describe_subscription(self, subscription: str) -> SubscriptionStatus:
         info = await self._catalogue.consumer_info(subscription)

@@ -63,6 +63,8 @@ class NatsBroker:
         delivery_attempts=True,
         dedupe=True,
         push=True,
+        subjects=True,
+        work_queues=True,
         expectations=True,
         ttl=True,
         replicas=True,

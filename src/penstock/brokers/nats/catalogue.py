@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.protocol.configuration import (
     REPLICAS,
     Consumer,
+    assumed_consumer,
     consumer_of,
     topic_config,
 )
@@ -18,19 +21,26 @@ from penstock.brokers.nats.protocol.headers import encode_name
 from penstock.errors import PermissionDeniedError, SubscriptionNotFoundError, TopicNotFoundError
 
 
+class Routes(msgspec.Struct, frozen=True):
+    """Where a topic's messages go: by their attributes, and on which subjects if not its own."""
+
+    routed: tuple[str, ...]
+    subjects: tuple[str, ...]
+
+
 class Catalogue:
     """Finds streams and consumers, and remembers where they are."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._consumers: dict[str, Consumer] = {}
-        self._routes: dict[str, tuple[str, ...]] = {}
-        self._asking: dict[str, asyncio.Task[tuple[str, ...]]] = {}
+        self._routes: dict[str, Routes] = {}
+        self._asking: dict[str, asyncio.Task[Routes]] = {}
         self.on_forget: Callable[[str], object] = lambda _: None
 
-    async def routes(self, topic: str) -> tuple[str, ...]:
-        """The routed attributes of a topic. A user who may not ask publishes without them, which
-        costs filtering on the server and nothing else."""
+    async def routes(self, topic: str) -> Routes:
+        """How a topic routes. A user who may not ask publishes without routed attributes, which
+        costs filtering on the server and nothing else, and on any subject."""
         known = self._routes.get(topic)
         if known is None:
             asking = self._asking.get(topic)
@@ -43,15 +53,16 @@ class Catalogue:
             known = await asyncio.shield(asking)
         return known
 
-    async def _ask_routes(self, topic: str) -> tuple[str, ...]:
+    async def _ask_routes(self, topic: str) -> Routes:
         try:
-            known = topic_config(await self.stream_info(topic)).routed_attributes
+            config = topic_config(await self.stream_info(topic))
+            known = Routes(config.routed_attributes, config.subjects)
         except PermissionDeniedError:
-            known = ()
+            known = Routes((), (">",))
         self._routes[topic] = known
         return known
 
-    def _asked(self, topic: str, asking: asyncio.Task[tuple[str, ...]]) -> None:
+    def _asked(self, topic: str, asking: asyncio.Task[Routes]) -> None:
         del self._asking[topic]
         if not asking.cancelled():
             asking.exception()  # Seen: whoever still waits is told.
@@ -62,7 +73,13 @@ class Catalogue:
     async def consumer(self, subscription: str) -> Consumer:
         known = self._consumers.get(subscription)
         if known is None:
-            known = consumer_of(await self.consumer_info(subscription))
+            try:
+                known = consumer_of(await self.consumer_info(subscription))
+            except PermissionDeniedError:
+                # Pulling needs no more than the name of the stream, if the address tells it.
+                if not self._connection.options.topics:
+                    raise
+                known = assumed_consumer(self._connection.options.topics[0], subscription)
             self._consumers[subscription] = known
         return known
 
@@ -108,9 +125,12 @@ class Catalogue:
         await self._connection.request(f"STREAM.CREATE.{config['name']}", config)
 
     async def streams(self) -> list[str]:
-        """The names of our streams, all of them or those the address names."""
+        """Where to look for subscriptions: in all streams, or in those the address names."""
         if self._connection.options.topics:
             return [encode_name(topic) for topic in self._connection.options.topics]
+        return await self.all_streams()
+
+    async def all_streams(self) -> list[str]:
         return await self._all("STREAM.NAMES", "streams")
 
     async def consumers(self, stream: str) -> list[str]:

@@ -97,8 +97,8 @@ def check_middleware(middleware: Middleware) -> None:
 
 
 _FACTORIES = (
-    "circuit_breaker", "dead_letters", "deduplicate", "logs", "metrics", "rate_limit", "retry",
-    "timeout", "tracing",
+    "circuit_breaker", "dead_letters", "deduplicate", "inbox", "logs", "metrics", "rate_limit",
+    "retry", "timeout", "tracing",
 )  # fmt: skip
 
 

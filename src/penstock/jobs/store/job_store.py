@@ -44,6 +44,7 @@ from penstock.jobs.store.records import (
 from penstock.jobs.store.said import Said, again, of_stage, say
 from penstock.message import Draft
 from penstock.transactional import Database, Outbox, insert_into
+from penstock.transactional.schema import prepare
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class ProcessingJobStore:
         self._sends = GroupCommit(self._send_all, all_or_none=True)
 
     async def __aenter__(self) -> Self:
-        await self.database.create_tables(metadata)
+        await prepare(self.database, "jobs", metadata)
         await self.outbox.create()
         return self
 

@@ -32,6 +32,7 @@ from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.media import MEDIA
 from penstock.jobs.views.view import JobView, Listing, Wanted, cursor_of, take_in
 from penstock.transactional import Database, insert_into
+from penstock.transactional.schema import prepare
 
 _log = logging.getLogger("penstock.jobs")
 sql_metadata = MetaData()
@@ -73,7 +74,7 @@ class SqlJobViews:
         self._ours = and_(sql_views.c.media_type.in_(kinds), sql_views.c.stage != "")
 
     async def __aenter__(self) -> Self:
-        await self._database.create_tables(sql_metadata)
+        await prepare(self._database, "views", sql_metadata)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -24,6 +24,7 @@ from penstock.testing.conformance.publishing import Publishing
 from penstock.testing.conformance.replaying import Replaying
 from penstock.testing.conformance.settling import Settling
 from penstock.testing.conformance.streaming import StreamingPull
+from penstock.testing.conformance.subjects import Subjects
 
 
 class BrokerConformance(
@@ -38,6 +39,7 @@ class BrokerConformance(
     Replaying,
     Settling,
     StreamingPull,
+    Subjects,
 ):
     """All families. Subclass it and give it a `harness` fixture."""
 

@@ -213,6 +213,19 @@ class Claims:
         await _refused(scene, "snapshots", lambda: sub.seek(name))
         await _refused(scene, "snapshots", lambda: scene.pubsub.delete_snapshot(name))
 
+    @behaviour(lacks="subjects")
+    async def test_subjects_of_any_name_are_refused(self, scene: Scene) -> None:
+        topic = scene.pubsub.topic(scene.name("refused"))
+        await _refused(scene, "subjects", lambda: topic.create(subjects=["other.>"]))
+        assert not await topic.exists()
+        await _option_refused(scene, "subjects", subjects=("other.in",))
+
+    @behaviour(lacks="work_queues")
+    async def test_a_work_queue_is_refused(self, scene: Scene) -> None:
+        topic = scene.pubsub.topic(scene.name("refused"))
+        await _refused(scene, "work_queues", lambda: topic.create(work_queue=True))
+        assert not await topic.exists()
+
     @behaviour(lacks="expiration")
     async def test_expiring_is_refused(self, scene: Scene) -> None:
         await _option_refused(scene, "expiration", expires_after=2 * 86_400)

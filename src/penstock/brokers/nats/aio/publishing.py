@@ -53,10 +53,10 @@ class _Call:
     """Answers to one write, by index: the sequence a draft was stored at, or whatever else came,
     as header block and payload."""
 
-    __slots__ = ("answers", "done", "left", "topic")
+    __slots__ = ("answers", "done", "left", "sent")
 
-    def __init__(self, topic: str, expected: int, total: int) -> None:
-        self.topic = topic
+    def __init__(self, sent: Sequence[tuple[object, bytes, bytes]], expected: int, total: int):
+        self.sent = sent
         self.answers: list[int | tuple[bytes, bytes] | None] = [None] * total
         self.left = expected
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -99,8 +99,7 @@ class Publishing:
         """The server refused a subject we published on: say so to those who did."""
         error = denied(text)
         for call in list(self._calls.values()):
-            named = f'"{call.topic.lower()}'
-            if named + '"' in text.lower() or f"{named}." in text.lower():
+            if any(f'"{subject.decode()}"'.lower() in text.lower() for _, subject, _ in call.sent):
                 call.fail(error)
 
     async def publish(
@@ -112,16 +111,16 @@ class Publishing:
         limit = self._wire.max_payload
         default = topic.encode()
         try:
-            routed = await self._catalogue.routes(topic)
+            routes = await self._catalogue.routes(topic)
         except TopicNotFoundError as error:
             return [PublishFault(error)] * len(drafts)
         for at, draft in enumerate(drafts):
             try:
                 subject = default
-                if draft.subject:
-                    subject = check_subject(topic, draft.subject)
-                elif routed:
-                    subject = routed_subject(topic, routed, draft.attributes).encode()
+                if draft.subject or routes.subjects:
+                    subject = check_subject(topic, draft.subject or topic, routes.subjects)
+                elif routes.routed:
+                    subject = routed_subject(topic, routes.routed, draft.attributes).encode()
                 header = encode_header(draft)
                 _check_size(len(header), len(draft.data), limit)
             except InvalidArgumentError as error:
@@ -147,7 +146,7 @@ class Publishing:
     ) -> None:
         """Send each by itself, all at once, and wait for all acks."""
         name = b"%d" % next(self._names)
-        call = self._calls[name] = _Call(topic, len(operations), len(drafts))
+        call = self._calls[name] = _Call(operations, len(operations), len(drafts))
         reply = b"%b.%b." % (self._prefix.encode(), name)
         parts = [
             b"HPUB %b %b%d %d %d\r\n%b%b\r\n"
@@ -243,7 +242,7 @@ class Publishing:
         None when the server refused the batch as a whole.
         """
         name = b"%d" % next(self._names)
-        call = self._calls[name] = _Call(topic, 1, 1)
+        call = self._calls[name] = _Call(waiting, 1, 1)
         reply = b"%b.%b.0" % (self._prefix.encode(), name)
         batch = secrets.token_hex(8).encode()
         last = len(waiting)

@@ -24,6 +24,7 @@ from penstock.rules.subjects import subject_filters
 _MARK = "penstock"
 _KEEP_AT_LEAST = 7 * DAY
 _KEEP_MARKS = 31 * DAY
+_DEFAULT_ACK_WAIT = 30.0
 REPLICAS = 3
 """Copies of what a cluster stores: one server of three may be lost. More cost more and allow for
 two, which nobody needs who did not ask."""
@@ -39,12 +40,13 @@ class Consumer(msgspec.Struct, frozen=True):
 
 def stream_config(config: TopicConfig) -> dict[str, Any]:
     """A topic as a stream: kept by age, in a file, read by anybody who may."""
-    keep = config.message_retention or _KEEP_AT_LEAST
-    window = min(config.duplicate_window, keep) or 0.1
+    # What waits in a work queue waits for ever, unless somebody says otherwise.
+    keep = config.message_retention or (0.0 if config.work_queue else _KEEP_AT_LEAST)
+    window = min(config.duplicate_window, keep or config.duplicate_window) or 0.1
     return {
         "name": encode_name(config.name),
-        "subjects": [config.name, f"{config.name}.>"],
-        "retention": "limits",
+        "subjects": list(config.subjects) or _own_subjects(config.name),
+        "retention": "workqueue" if config.work_queue else "limits",
         "storage": "file",
         "discard": "old",
         "max_age": int(keep * NS),
@@ -65,14 +67,19 @@ def stream_config(config: TopicConfig) -> dict[str, Any]:
     }
 
 
+def _own_subjects(topic: str) -> list[str]:
+    return [topic, f"{topic}.>"]
+
+
 def updated_stream(info: dict[str, Any], config: TopicConfig) -> dict[str, Any]:
-    """A stream as it is, but for what a topic's configuration says."""
-    now, wanted = info["config"], stream_config(config)
-    return {
-        **now,
-        **{key: wanted[key] for key in ("max_age", "duplicate_window")},
-        "metadata": {**now.get("metadata", {}), **wanted["metadata"]},
-    }
+    """A stream as it is, but for what of a topic's configuration is new: what is not ours, and what
+    a topic cannot say exactly, stays."""
+    now, before, wanted = info["config"], stream_config(topic_config(info)), stream_config(config)
+    keys = ("max_age", "duplicate_window", "subjects")
+    changed = {key: wanted[key] for key in keys if wanted[key] != before[key]}
+    if wanted["metadata"] != before["metadata"]:
+        changed["metadata"] = {**(now.get("metadata") or {}), **wanted["metadata"]}
+    return {**now, **changed}
 
 
 def marks_config(topic: str) -> dict[str, Any]:
@@ -126,7 +133,15 @@ def topic_config(info: dict[str, Any]) -> TopicConfig:
         duplicate_window=marked.get("duplicates", config.get("duplicate_window", 0) / NS),
         routed_attributes=tuple(marked.get("routed", ())),
         replicas=config.get("num_replicas", 1),
+        subjects=_subjects_of(config),
+        work_queue=config.get("retention") == "workqueue",
     )
+
+
+def _subjects_of(config: dict[str, Any]) -> tuple[str, ...]:
+    subjects = config.get("subjects") or []
+    own = subjects == _own_subjects(decode_name(config["name"]))
+    return () if own else tuple(subjects)
 
 
 def consumer_config(
@@ -135,7 +150,9 @@ def consumer_config(
     """A subscription as a durable pull consumer. No `backoff`: it would replace `ack_wait`."""
     policy, retry = config.dead_letter_policy, config.retry_policy
     tree = parse_filter(config.filter) if config.filter else None
-    subjects = subject_filters(config.topic, routed, tree) if tree is not None else []
+    subjects = list(config.subjects)
+    if tree is not None and not subjects:
+        subjects = subject_filters(config.topic, routed, tree)
     mark = {
         "ordering": config.message_ordering,
         "exactly_once": config.enable_exactly_once_delivery,
@@ -146,6 +163,7 @@ def consumer_config(
         "retention": config.message_retention,
         "begins": first,
         "expires": config.expires_after,
+        "subjects": config.subjects,
     }
     name = encode_name(config.name)
     return {
@@ -161,21 +179,33 @@ def consumer_config(
         # None: as many as its stream has.
         "num_replicas": config.replicas or 0,
         **({"inactive_threshold": int(config.expires_after * NS)} if config.expires_after else {}),
-        **({"filter_subjects": subjects} if subjects else {}),
+        **_filtered(subjects),
     }
+
+
+def _filtered(subjects: list[str]) -> dict[str, Any]:
+    """One is written as older servers and other clients know it."""
+    if len(subjects) == 1:
+        return {"filter_subject": subjects[0]}
+    return {"filter_subjects": subjects} if subjects else {}
 
 
 def updated_consumer(info: dict[str, Any], config: SubscriptionConfig) -> dict[str, Any]:
-    """A consumer as it is, but for what a subscription's configuration says. Where it begins and
-    what it lets through stay."""
+    """A consumer as it is, but for what of a subscription's configuration is new. Where it begins
+    and what it lets through stay."""
     now = info["config"]
-    wanted = consumer_config(config, (), int(_marked(now).get("begins", 1)))
-    return {
-        **now,
-        **{key: wanted[key] for key in ("ack_wait", "max_deliver")},
-        "inactive_threshold": wanted.get("inactive_threshold", 0),
-        "metadata": {**now.get("metadata", {}), **wanted["metadata"]},
+    begins = int(_marked(now).get("begins", 1))
+    before = consumer_config(consumer_of(info).config, (), begins)
+    wanted = consumer_config(config, (), begins)
+    changed = {
+        key: wanted[key] for key in ("ack_wait", "max_deliver") if wanted[key] != before[key]
     }
+    ends, ended = (one.get("inactive_threshold", 0) for one in (wanted, before))
+    if ends != ended:
+        changed["inactive_threshold"] = ends
+    if wanted["metadata"] != before["metadata"]:
+        changed["metadata"] = {**(now.get("metadata") or {}), **wanted["metadata"]}
+    return {**now, **changed}
 
 
 # A pull takes no more than it asks for; a push is bounded by what may be unsettled.
@@ -224,8 +254,23 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             message_retention=marked.get("retention", 7 * DAY),
             replicas=config.get("num_replicas") or None,
             expires_after=marked.get("expires"),
+            subjects=_seen_subjects(config, marked),
         ),
     )
+
+
+def _seen_subjects(config: dict[str, Any], marked: dict[str, Any]) -> tuple[str, ...]:
+    """Those that were asked for; of a consumer that somebody else made, those it has."""
+    if marked:
+        return tuple(marked.get("subjects", ()))
+    one = config.get("filter_subject")
+    return (one,) if one else tuple(config.get("filter_subjects") or ())
+
+
+def assumed_consumer(topic: str, subscription: str) -> Consumer:
+    """What there is to know of a consumer that we may not ask for."""
+    config = SubscriptionConfig(name=subscription, topic=topic, ack_deadline=_DEFAULT_ACK_WAIT)
+    return Consumer(encode_name(topic), encode_name(subscription), config)
 
 
 def _marked(config: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
+from penstock.rules.wildcards import matches
 
+# Some clients write it in small letters, which the server does not deduplicate by.
+_MESSAGE_IDS = (b"Nats-Msg-Id", b"nats-msg-id")
 _MESSAGE_ID, _ORDERING_KEY = b"Nats-Msg-Id", b"Penstock-Ordering-Key"
 _RESERVED = ("nats-", "penstock-")
 HEADER_BLOCK = b"NATS/1.0\r\n"
@@ -33,9 +37,15 @@ def decode_name(name: str) -> str:
     return name.replace("%2F", "/").replace("%2E", ".").replace("%25", "%")
 
 
-def check_subject(topic: str, subject: str) -> bytes:
-    """A draft's subject inside its topic, or `InvalidArgumentError`."""
-    if subject != topic and not subject.startswith(f"{topic}."):
+def check_subject(topic: str, subject: str, subjects: Sequence[str] = ()) -> bytes:
+    """A draft's subject inside its topic, or among the topic's `subjects`, else
+    `InvalidArgumentError`."""
+    if subjects:
+        if not any(matches(pattern, subject) for pattern in subjects):
+            raise InvalidArgumentError(
+                f"Topic {topic!r} stores {', '.join(subjects)}, and not {subject!r}"
+            )
+    elif subject != topic and not subject.startswith(f"{topic}."):
         raise InvalidArgumentError(
             f"Subject {subject!r} is not inside topic {topic!r}: it must be {topic!r} or begin "
             f"with '{topic}.'"
@@ -135,7 +145,7 @@ def describe(block: bytes) -> Described:
         attribute = _attribute(name)
         if attribute:
             attributes[attribute] = text
-        elif name == _MESSAGE_ID:
+        elif name in _MESSAGE_IDS:
             message_id = text
         elif name == _ORDERING_KEY:
             ordering_key = text

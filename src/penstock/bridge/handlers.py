@@ -1,0 +1,107 @@
+"""Calling what users wrote: plain or async, with a connection or without."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.bridge.envelope import Event
+from penstock.bridge.outcomes import ActionResult, Asked
+from penstock.consuming.declaration import Middleware, Subscriber, where
+from penstock.consuming.middleware.chain import Call, Next, compose
+from penstock.errors import InvalidArgumentError
+from penstock.outcomes import Reject, Retry
+
+
+class EventCall(Call, eq=False, kw_only=True):
+    """One event on its way through the middleware. `connection`: of the inbox's transaction, when
+    the handler takes it."""
+
+    event: Event
+    connection: Any = None
+
+
+class EventHandler:
+    """A function of `(event)` or `(event, connection)`.
+
+    With a connection, an async function gets SQLAlchemy's `AsyncConnection` and a plain one the
+    `Connection` below it. Without, a plain function runs in a thread, so that it may wait.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not callable(function):
+            raise InvalidArgumentError(
+                f"A handler is a function of an event, not a {type(function).__name__}"
+            )
+        self.function = function
+        self._is_async = inspect.iscoroutinefunction(
+            function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+        )
+        self.takes_connection = _takes_connection(function)
+
+    async def __call__(self, event: Event, connection: Any) -> Any:
+        if not self.takes_connection:
+            if self._is_async:
+                return await self.function(event)
+            result = await asyncio.to_thread(self.function, event)
+        elif self._is_async:
+            return await self.function(event, connection)
+        else:
+            result = await connection.run_sync(lambda blocking: self.function(event, blocking))
+        return await result if inspect.isawaitable(result) else result
+
+
+def _takes_connection(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    required = [
+        one
+        for one in parameters
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) > 2 or not any(one.kind is not one.KEYWORD_ONLY for one in parameters):
+        raise InvalidArgumentError(
+            f"Handler {where(function)} takes {len(required)} arguments; it is called with "
+            "`(event)`, or with `(event, connection)`"
+        )
+    return len(required) == 2
+
+
+def build_chain(handler: EventHandler, middleware: Sequence[Middleware]) -> Next:
+    """The first middleware outermost, the handler innermost. What it returns is None or raised."""
+    return compose(middleware, _endpoint(handler))
+
+
+def subscriber_of(handler: EventHandler, topic: str, subscription: str) -> Subscriber:
+    """The handler, as middleware sees it."""
+    return Subscriber(function=handler.function, topic=topic, subscription=subscription)
+
+
+def _endpoint(handler: EventHandler) -> Next:
+    async def endpoint(call: Call) -> Any:
+        assert isinstance(call, EventCall)  # noqa: S101 - the consumer makes no others
+        call.raised = None
+        try:
+            if call.connection is None:
+                return settled(await handler(call.event, None))
+            # What fails takes back what it wrote, and nothing of the events beside it.
+            async with call.connection.begin_nested():
+                return settled(await handler(call.event, call.connection))
+        except Exception as error:
+            call.raised = error
+            raise
+
+    return endpoint
+
+
+def settled(result: Any) -> Any:
+    """What a handler or middleware returned, unless it says that it is not done: then raised."""
+    if isinstance(result, Retry | Reject):
+        raise result
+    if isinstance(result, ActionResult) and result.action == "nak":
+        raise Asked(result.delay)
+    return result

@@ -1,0 +1,166 @@
+"""Events as rows of the caller's transaction, whatever kind of connection that has."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sqlalchemy import Connection, Engine, and_, case, not_, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from penstock.bridge.envelope import MalformedEventError, parse
+from penstock.config import check_whole
+from penstock.errors import InvalidArgumentError
+from penstock.message import Draft
+from penstock.transactional import Database, Outbox, database_time
+from penstock.transactional.commit_signals import NOTIFY, CommitSignals
+from penstock.transactional.table import DEAD, PUBLISHED, in_state, is_pending, table
+
+Blocking: TypeAlias = Connection | Session | Engine
+Transaction: TypeAlias = Blocking | AsyncConnection | AsyncSession | AsyncEngine
+_DIALECTS = ("postgresql", "sqlite")
+_is_claimed = table.c.lease_until > database_time()
+# A failure that nobody expected is told apart from a refusal.
+_was_unexpected = table.c.last_error.like("InternalError:%")
+STATES = {
+    "pending": and_(is_pending, not_(_is_claimed)),
+    "publishing": and_(is_pending, _is_claimed),
+    "sent": in_state(PUBLISHED),
+    "failed": and_(in_state(DEAD), not_(_was_unexpected)),
+    "exception": and_(in_state(DEAD), _was_unexpected),
+}
+"""The states of an event in the outbox, in the words of the bridge's specification."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutboxRow:
+    """An event in the outbox, without its payload. `id` is for `requeue`."""
+
+    id: int
+    event_id: str
+    event_type: str
+    resource_type: str
+    resource_id: str
+    status: str
+    attempts: int
+    created_at: float
+    published_at: float | None
+    error_message: str | None
+
+
+class EventOutbox:
+    """The outbox of a bridge: adds events to a topic, and lets commits wake the relay."""
+
+    def __init__(self, database: Database, topic: str) -> None:
+        self.outbox = Outbox(database)
+        self.signals: CommitSignals | None = None
+        self.database = database
+        self._topic = topic
+
+    async def add(self, within: Transaction | None, draft: Draft) -> None:
+        """Add an event to the transaction of `within`: a connection, a session, or an engine, which
+        gets a transaction of its own. None: one of our own."""
+        if within is None:
+            async with self.database.transaction() as connection:
+                await self._add(connection, draft)
+        elif isinstance(within, AsyncEngine):
+            async with within.begin() as connection:
+                await self._add(connection, draft)
+        elif isinstance(within, AsyncSession):
+            await self._add(await within.connection(), draft)
+        elif isinstance(within, AsyncConnection):
+            await self._add(within, draft)
+        else:
+            # It may have to wait for a lock that somebody on this very loop holds.
+            await asyncio.to_thread(self.add_blocking, within, draft)
+
+    def add_blocking(self, within: Blocking, draft: Draft) -> None:
+        """`add`, for connections and sessions that are not async."""
+        if isinstance(within, Engine):
+            with within.begin() as connection:
+                self._add_blocking(connection, draft)
+        elif isinstance(within, Session):
+            self._add_blocking(within.connection(), draft)
+        elif isinstance(within, Connection):
+            self._add_blocking(within, draft)
+        else:
+            raise InvalidArgumentError(
+                "connection must be SQLAlchemy's: a Connection, Session or Engine, async or not; "
+                f"it is a {type(within).__name__}"
+            )
+
+    async def rows(self, status: str | None = None, *, limit: int = 100) -> list[OutboxRow]:
+        """The newest events, or those of one status."""
+        check_whole("limit", limit, 1)
+        if status is not None and status not in STATES:
+            raise InvalidArgumentError(f"No status {status!r}; there are {', '.join(STATES)}")
+        c = table.c
+        named = case(*((condition, name) for name, condition in STATES.items()))
+        query = (
+            select(
+                c.id,
+                c.message_id,
+                c.data,
+                named.label("status"),
+                c.attempts,
+                c.created_at,
+                c.published_at,
+                c.last_error,
+            )
+            .where(c.topic == self._topic)
+            .order_by(c.id.desc())
+            .limit(limit)
+        )
+        if status is not None:
+            query = query.where(STATES[status])
+        async with self.database.transaction(reading=True) as connection:
+            return [_row(row) for row in await connection.execute(query)]
+
+    async def _add(self, connection: AsyncConnection, draft: Draft) -> None:
+        _check(connection.dialect)
+        await self.outbox.add(connection, self._topic, [draft])
+        if connection.dialect.name == "postgresql":
+            await connection.execute(NOTIFY)
+        elif connection.sync_connection is not None:
+            self._announce(connection.sync_connection)
+
+    def _add_blocking(self, connection: Connection, draft: Draft) -> None:
+        _check(connection.dialect)
+        self.outbox.add_blocking(connection, self._topic, [draft])
+        if connection.dialect.name == "postgresql":
+            connection.execute(NOTIFY)
+        else:
+            self._announce(connection)
+
+    def _announce(self, connection: Connection) -> None:
+        if self.signals is not None:
+            self.signals.announce(connection)
+
+
+def _check(dialect: Any) -> None:
+    if dialect.name not in _DIALECTS:
+        raise InvalidArgumentError(
+            f"An outbox is in PostgreSQL or SQLite, and this connection is to {dialect.name}"
+        )
+
+
+def _row(row: Any) -> OutboxRow:
+    try:
+        event = parse(bytes(row.data))
+        said = (event.event_type, event.resource_type, event.resource_id)
+    except MalformedEventError:
+        said = ("", "", "")
+    return OutboxRow(
+        id=row.id,
+        event_id=row.message_id,
+        event_type=said[0],
+        resource_type=said[1],
+        resource_id=said[2],
+        status=row.status,
+        attempts=row.attempts,
+        created_at=row.created_at,
+        published_at=row.published_at,
+        error_message=row.last_error,
+    )

@@ -1,0 +1,317 @@
+"""From deliveries to answers: read, once, through middleware to the handler, ack or not.
+
+Every message handed in is answered: acked, brought back, or kept as a dead letter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from penstock.bridge.dead_letters import dead_letter, smaller
+from penstock.bridge.envelope import Event, MalformedEventError, find_header, parse
+from penstock.bridge.handlers import EventCall, EventHandler, build_chain, settled, subscriber_of
+from penstock.bridge.outcomes import (
+    MALFORMED,
+    Again,
+    Classifier,
+    Done,
+    GivenUp,
+    Outcome,
+    outcome_of,
+    unanswered,
+)
+from penstock.bridge.settings import BridgeSettings
+from penstock.clock import Clock
+from penstock.consuming.declaration import Middleware
+from penstock.errors import ClosedError, InvalidArgumentError, PenstockError
+from penstock.message import Draft, Message
+from penstock.rules.derived_ids import sequence_id
+
+if TYPE_CHECKING:
+    from penstock.transactional import Inbox
+
+_log = logging.getLogger("penstock.bridge")
+# Somebody else works on the event: look again after so many seconds.
+_BUSY = 5.0
+# An event whose effect is elsewhere is ours for so many times the ack deadline.
+_LEASES = 4
+
+Arrived: TypeAlias = Event | GivenUp
+Send: TypeAlias = Callable[[Draft], Awaitable[None]]
+Checkpoint: TypeAlias = Callable[[str], None]
+
+
+class InboxUnavailable(Exception):  # noqa: N818 - said of the inbox, raised within
+    """Nothing can be processed now, whatever the event."""
+
+
+class Processor:
+    """Processes the events of one consumer. `checkpoint` is called with the name of each step."""
+
+    def __init__(
+        self,
+        settings: BridgeSettings,
+        handler: EventHandler,
+        *,
+        middleware: Sequence[Middleware],
+        classifier: Classifier,
+        inbox: Inbox | None,
+        send_dead_letter: Send,
+        clock: Clock,
+        timed: Callable[[float], None],
+        checkpoint: Checkpoint,
+    ) -> None:
+        self._settings = settings
+        self._names = settings.names
+        self._handler = handler
+        self._chain = build_chain(handler, middleware)
+        self._subscriber = subscriber_of(handler, self._names.stream_name, self._names.durable)
+        self._classifier = classifier
+        self._inbox = inbox
+        self._send_dead_letter = send_dead_letter
+        self._clock = clock
+        self._timed = timed
+        self._checkpoint = checkpoint
+
+    def read(self, message: Message) -> Arrived:
+        """The event in a message, or why it is given up unseen."""
+        try:
+            envelope = parse(message.data)
+        except MalformedEventError as error:
+            return GivenUp(MALFORMED, error)
+        given_up = unanswered(message.delivery_attempt, self._settings)
+        return given_up or event_of(message, envelope, self._names.stream_name, self._names.durable)
+
+    async def process(self, batch: Sequence[tuple[Message, Arrived]]) -> None:
+        """One after the other. With an inbox and a handler that writes on its connection, all in
+        one transaction. `InboxUnavailable` when the database is not there; then they come back."""
+        events = []
+        for message, arrived in batch:
+            if isinstance(arrived, GivenUp):
+                await self._answer(message, _event_id(message), arrived)
+            else:
+                events.append((message, arrived))
+        if self._inbox is None:
+            for message, event in events:
+                await self._answer(message, event.event_id, await self._try(message, event, None))
+        elif self._handler.takes_connection:
+            await self._process_together(self._inbox, events)
+        else:
+            for message, event in events:
+                await self._process_apart(self._inbox, message, event)
+
+    # The effect and the mark in one transaction.
+
+    async def _process_together(
+        self, inbox: Inbox, events: Sequence[tuple[Message, Event]]
+    ) -> None:
+        outcomes: list[Outcome] = []
+        try:
+            async with inbox.database.transaction() as connection:
+                fresh = await inbox.mark(connection, [arrival_of(event) for _, event in events])
+                self._checkpoint("marked")
+                for message, event in events:
+                    outcomes.append(await self._once(inbox, connection, fresh, message, event))
+                self._checkpoint("handled")
+            self._checkpoint("committed")
+        except Exception as error:
+            await self._process_failed(inbox, events, error)
+            return
+        for (message, event), outcome in zip(events, outcomes, strict=True):
+            await self._answer(message, event.event_id, outcome)
+        self._checkpoint("answered")
+
+    async def _once(
+        self, inbox: Inbox, connection: Any, fresh: set[str], message: Message, event: Event
+    ) -> Outcome:
+        if event.event_id not in fresh:
+            _log.debug("Event %s was processed before", event.event_id)
+            return Done()
+        # A copy of it in the same batch is not new any more.
+        fresh.discard(event.event_id)
+        outcome = await self._try(message, event, connection)
+        if not isinstance(outcome, Done):
+            error = outcome.error or RuntimeError("given up")
+            await inbox.unmark(connection, [event.event_id], error)
+        return outcome
+
+    async def _process_failed(
+        self, inbox: Inbox, events: Sequence[tuple[Message, Event]], error: Exception
+    ) -> None:
+        """The transaction failed, and nothing of it is kept."""
+        if isinstance(error, PenstockError) and error.retryable:
+            for message, event in events:
+                delay = self._settings.delay(message.delivery_attempt)
+                await self._answer(message, event.event_id, Again(delay, error))
+            raise InboxUnavailable(str(error)) from error
+        if len(events) > 1:
+            # One of them it was; alone, the others are done and that one is known.
+            for one in events:
+                await self._process_together(inbox, [one])
+            return
+        [(message, event)] = events
+        outcome = self._outcome(message, event, error)
+        await self._note_failure(inbox, event, error)
+        await self._answer(message, event.event_id, outcome)
+
+    # The effect elsewhere.
+
+    async def _process_apart(self, inbox: Inbox, message: Message, event: Event) -> None:
+        from penstock.transactional import Taken
+
+        arrival = arrival_of(event)
+        try:
+            taken = await inbox.take(arrival, _LEASES * self._settings.ack_wait)
+            self._checkpoint("taken")
+            outcome: Outcome = Done()
+            if taken is Taken.BUSY:
+                error = RuntimeError("somebody else works on it")
+                outcome = Again(_BUSY, error)
+            elif taken is Taken.OURS:
+                outcome = await self._try(message, event, None)
+                self._checkpoint("handled")
+                if isinstance(outcome, Done):
+                    await inbox.finish([event.event_id])
+                    self._checkpoint("committed")
+                elif outcome.error is not None:
+                    await inbox.note_failure(arrival, outcome.error)
+        except PenstockError as error:
+            again = Again(self._settings.delay(message.delivery_attempt), error)
+            await self._answer(message, event.event_id, again)
+            raise InboxUnavailable(str(error)) from error
+        await self._answer(message, event.event_id, outcome)
+        self._checkpoint("answered")
+
+    async def _note_failure(self, inbox: Inbox, event: Event, error: Exception) -> None:
+        try:
+            await inbox.note_failure(arrival_of(event), error)
+        except PenstockError as trouble:
+            _log.warning("The failure of event %s is not noted: %s", event.event_id, trouble)
+
+    # One event.
+
+    async def _try(self, message: Message, event: Event, connection: Any) -> Outcome:
+        call = EventCall(
+            self._subscriber, message, [message], event=event, connection=connection, failures={}
+        )
+        began = self._clock.monotonic()
+        try:
+            settled(await self._chain(call))
+            failure = call.failures.get(message)
+            if failure is not None:
+                raise failure
+        except InboxUnavailable:
+            raise
+        except Exception as error:
+            return self._outcome(message, event, error)
+        finally:
+            self._timed(self._clock.monotonic() - began)
+        return Done()
+
+    def _outcome(self, message: Message, event: Event, error: Exception) -> Outcome:
+        outcome = outcome_of(error, message.delivery_attempt, self._settings, self._classifier)
+        _log.log(
+            logging.ERROR if isinstance(outcome, GivenUp) else logging.WARNING,
+            "Event %s (%s) failed in delivery %d of %d: %s",
+            event.event_id,
+            event.event_type,
+            message.delivery_attempt,
+            self._settings.max_deliver,
+            f"{type(error).__name__}: {error}",
+            extra={
+                "event_id": event.event_id,
+                "event_type": event.event_type,
+                "resource_type": event.resource_type,
+                "error_class": type(error).__name__,
+                "delivery_count": message.delivery_attempt,
+                "stream_sequence": event.sequence,
+                "subject": event.subject,
+            },
+            exc_info=error if isinstance(outcome, GivenUp) else None,
+        )
+        return outcome
+
+    # Answers.
+
+    async def _answer(self, message: Message, event_id: str, outcome: Outcome) -> None:
+        try:
+            match outcome:
+                case Done():
+                    message.ack()
+                case Again(delay):
+                    message.nack(delay)
+                case GivenUp():
+                    await self._give_up(message, event_id, outcome)
+        except ClosedError:
+            # The connection was made anew meanwhile: it will be delivered again.
+            _log.info("Event %s was handled but could not be answered any more", event_id)
+
+    async def _give_up(self, message: Message, event_id: str, given_up: GivenUp) -> None:
+        """Only once the letter is stored is the message acked."""
+        if not self._settings.use_dlq:
+            _log.error(
+                "Event %s is dropped (%s): there are no dead letters", event_id, given_up.reason
+            )
+            message.ack()
+            return
+        letter = dead_letter(message, event_id, given_up, self._names, self._clock.time_ns())
+        try:
+            await self._store(letter)
+        except PenstockError as error:
+            _log.error("Event %s stays, as its dead letter is not stored: %s", event_id, error)
+            message.nack(self._settings.delay(message.delivery_attempt))
+            return
+        _log.warning("Event %s went to the dead letters: %s", event_id, given_up.reason)
+        message.ack()
+
+    async def _store(self, letter: Draft) -> None:
+        for one in (letter, *smaller(letter)):
+            try:
+                return await self._send_dead_letter(one)
+            except InvalidArgumentError as error:
+                refused = error
+        raise refused
+
+
+def event_of(message: Message, envelope: Any, stream: str, consumer: str) -> Event:
+    """The event of a message. One without an id is known by its place in the stream."""
+    record = message._delivery.record
+    fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__}
+    fields["event_id"] = envelope.event_id or sequence_id(
+        stream, record.sequence, record.publish_time_ns
+    )
+    return Event(
+        **fields,
+        subject=message.subject,
+        stream=stream,
+        sequence=record.sequence,
+        consumer=consumer,
+        deliveries=message.delivery_attempt,
+        headers=message.attributes,
+        raw=message.data,
+    )
+
+
+def arrival_of(event: Event) -> Any:
+    """The event, as the inbox keeps it."""
+    from penstock.transactional import Arrival
+
+    return Arrival(
+        event_id=event.event_id,
+        event_type=event.event_type,
+        payload=event.raw,
+        resource_type=event.resource_type,
+        resource_id=event.resource_id,
+        subject=event.subject,
+        headers=event.headers,
+        stream=event.stream,
+        stream_seq=event.sequence,
+        deliveries=event.deliveries,
+    )
+
+
+def _event_id(message: Message) -> str:
+    """Of a message that cannot be read: what its sender called it."""
+    return find_header(message.attributes, "event_id") or message.id

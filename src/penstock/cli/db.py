@@ -1,0 +1,84 @@
+"""`penstock db`: the versions of our tables in a database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+
+import typer
+
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.transactional import Database, schema
+
+db = typer.Typer(help="Versions of Penstock's tables.", no_args_is_help=True)
+T = TypeVar("T")
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        envvar="PENSTOCK_DATABASE",
+        show_envvar=True,
+        help="The database, such as sqlite:///app.db or postgresql://user@host/name.",
+    ),
+]
+Parts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--part",
+        help=f"Of {', '.join(schema.PARTS)} (repeat it for several); by default those that are "
+        "there.",
+    ),
+]
+All = Annotated[bool, typer.Option("--all", help="All parts, also those not used yet.")]
+
+
+@db.command()
+def status(database: Address = None) -> None:
+    """Say which versions a database has; ends with 1 when one of them is not what is needed."""
+    found = on_database(database, schema.status)
+    for one in found:
+        typer.echo(f"{one.part.name:<8} {one}")
+    if any(one.exists and not one.current for one in found):
+        raise typer.Exit(1)
+
+
+@db.command()
+def upgrade(database: Address = None, part: Parts = None, every: All = False) -> None:
+    """Bring the tables to what this Penstock needs, in one transaction. Make a backup first."""
+    names = _names(part, every)
+    changed = on_database(database, lambda opened: schema.upgrade(opened, names))
+    for one in changed:
+        was = one.has or ("no version" if one.exists else "not there")
+        typer.echo(f"{one.part.name:<8} {one.part.head} (was: {was})")
+    if not changed:
+        typer.echo("Nothing to do.")
+
+
+@db.command()
+def sql(database: Address = None, part: Parts = None, every: All = False) -> None:
+    """Write what `upgrade` would run, for those who may not run it."""
+    names = _names(part, every)
+    typer.echo(on_database(database, lambda opened: schema.upgrade_sql(opened, names)), nl=False)
+
+
+def on_database(address: str | None, work: Callable[[Database], Awaitable[T]]) -> T:
+    """Run `work` on the database at an address."""
+    if not address:
+        raise InvalidArgumentError(
+            "Which database? Give --database, or set PENSTOCK_DATABASE, which keeps a password "
+            "out of sight"
+        )
+
+    async def run(url: str) -> T:
+        async with Database(url) as opened:
+            if opened.dialect == "sqlite" and opened.place.endswith("in memory"):
+                raise FailedPreconditionError("A database in memory is this command's own")
+            return await work(opened)
+
+    return asyncio.run(run(address))
+
+
+def _names(part: list[str] | None, every: bool) -> list[str] | None:
+    return list(schema.PARTS) if every else part or None
