@@ -95,6 +95,8 @@ WISHES = {
     "duplicate_window": 60,
     "message_retention": 60,
     "replicas": 2,
+    "subjects": ("orders.>",),
+    "work_queue": True,
     "filter": "attributes:wanted",
     "dead_letter_policy": DeadLetterPolicy(topic="dead"),
     "retry_policy": RetryPolicy(),
