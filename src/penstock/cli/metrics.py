@@ -9,15 +9,20 @@ from functools import cache
 import typer
 
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.jobs.telemetry import LoggingObserver, Observer, Observers, PrometheusObserver
+from penstock.jobs.telemetry import (
+    JobObserver,
+    JobObservers,
+    LoggingObserver,
+    PrometheusJobObserver,
+)
 
 
 @cache
-def observer() -> Observer:
+def observer() -> JobObserver:
     """Logs, and metrics where prometheus-client is installed. One for the process: its metrics
     have their names to themselves."""
     try:
-        return Observers(LoggingObserver(), PrometheusObserver())
+        return JobObservers(LoggingObserver(), PrometheusJobObserver())
     except ImportError:
         return LoggingObserver()
 

@@ -40,7 +40,9 @@ from penstock.jobs.settings import JobSettings, load_settings
 from penstock.jobs.store.job_store import ProcessingJobStore, idempotent
 from penstock.jobs.store.records import JobRecord
 from penstock.jobs.system import JobSystem, job_system
-from penstock.jobs.telemetry import LoggingObserver, Observer, PrometheusObserver
+from penstock.jobs.telemetry import JobObserver as Observer
+from penstock.jobs.telemetry import LoggingObserver
+from penstock.jobs.telemetry import PrometheusJobObserver as PrometheusObserver
 from penstock.jobs.views.memory import JobViews
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.sql import SqlJobViews

@@ -29,7 +29,7 @@ from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord, Standing, Step, standing
 from penstock.jobs.store.said import Said
-from penstock.jobs.telemetry import Observer, span, subject_of
+from penstock.jobs.telemetry import JobObserver, span, subject_of
 from penstock.message import Draft
 from penstock.retrying import Persistence, retry
 from penstock.rules.backoff import Backoff
@@ -52,7 +52,7 @@ class Processing:
         stage: Stage,
         settings: StageSettings,
         store: ProcessingJobStore,
-        observer: Observer,
+        observer: JobObserver,
     ) -> None:
         self.stage = stage.limited(settings.time_limit, settings.max_attempts)
         self._settings = settings

@@ -92,8 +92,12 @@ class JobService:
                 await self.store.send_again(record.job)
                 return record
             if not pipeline.may_become(stage, to):
-                verb = "retried" if to is JobStage.QUEUED else "cancelled"
-                raise FailedPreconditionError(f"Job {job_id} is {stage} and cannot be {verb}")
+                verb, instead = ("cancelled", "there is nothing left to stop")
+                if to is JobStage.QUEUED:
+                    verb, instead = "retried", "ask for a new job instead"
+                raise FailedPreconditionError(
+                    f"Job {job_id} is {stage} and cannot be {verb}; {instead}"
+                )
             changed = await self.store.step(Step(job=record.job, to=to))
             if changed is not None:
                 return changed

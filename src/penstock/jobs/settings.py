@@ -213,9 +213,17 @@ def load_settings(
     for layer in layers:
         merged = _merge(merged, layer)
     try:
-        return msgspec.convert(merged, kind, strict=False)
+        settings = msgspec.convert(merged, kind, strict=False)
     except (msgspec.ValidationError, InvalidArgumentError) as error:
         raise InvalidArgumentError(f"A setting is wrong: {error}") from None
+    strangers = settings.topics.media.keys() - kind.pipeline.job_types.keys()
+    if strangers:
+        known = ", ".join(kind.pipeline.job_types)
+        raise InvalidArgumentError(
+            f"A setting is wrong: topics.media names {min(strangers)}, and pipeline "
+            f"{kind.pipeline.name!r} has no such jobs; its media types are {known}"
+        )
+    return settings
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
-from penstock.jobs.telemetry import Observer, subject_of
+from penstock.jobs.telemetry import JobObserver, subject_of
 from penstock.jobs.tools import open_tools
 from penstock.jobs.views.memory import JobViews
 from penstock.jobs.views.projection import Projection
@@ -125,7 +125,7 @@ async def _cleaning(outbox: Outbox) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def relaying(
-    database: Database, pubsub: PubSub, observer: Observer, **options: Any
+    database: Database, pubsub: PubSub, observer: JobObserver, **options: Any
 ) -> AsyncIterator[Relay]:
     """Send what the outbox of the jobs holds, and forget what was sent long ago. Every process
     that has a part in the jobs does; they share the rows."""
@@ -143,7 +143,7 @@ async def relaying(
 
 @asynccontextmanager
 async def job_system(
-    settings: JobSettings, *, pubsub: PubSub | None = None, observer: Observer | None = None
+    settings: JobSettings, *, pubsub: PubSub | None = None, observer: JobObserver | None = None
 ) -> AsyncIterator[JobSystem]:
     """Connected and provisioned, and what is committed is sent. A `pubsub` that is given is left
     open at the end."""

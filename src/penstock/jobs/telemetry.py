@@ -1,6 +1,7 @@
 """What is told of every publish and every handled message: logs, metrics, traces.
 
-An `Observer` is told; the default writes structured log records. `PrometheusObserver` counts.
+A `JobObserver` is told; the default writes structured log records. `PrometheusJobObserver` counts.
+The core's observers (`penstock.observing`) are told of messages, whatever they are about.
 Trace context is carried in the payload from the request to the last event, so a job is one trace
 however many processes work on it; without OpenTelemetry installed nothing is recorded and what
 came in is passed on.
@@ -70,7 +71,7 @@ def _known_media(value: str | None) -> str | None:
     return value if MediaType.is_known(value) else None
 
 
-class Observer:
+class JobObserver:
     """Override what you need. What a method raises is logged and changes nothing else."""
 
     def published(
@@ -89,7 +90,7 @@ class Observer:
     def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None: ...
 
 
-class LoggingObserver(Observer):
+class LoggingObserver(JobObserver):
     """Writes what it is told to the log."""
 
     def published(
@@ -120,21 +121,22 @@ class LoggingObserver(Observer):
             _log.log(level, "%s %s", what, told, extra=fields)
 
 
-class PrometheusObserver(Observer):
-    """Metrics by the names OpenTelemetry gives them, in Prometheus' spelling."""
+class PrometheusJobObserver(JobObserver):
+    """Metrics of jobs and their stages. Their names are not those of the core's observer, which
+    counts messages: both may be in one registry."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         from prometheus_client import REGISTRY, Counter, Histogram
 
         registry = registry or REGISTRY
         self._sent = Histogram(
-            "messaging_client_operation_duration_seconds",
+            "penstock_jobs_publish_duration_seconds",
             "From handing a message to the broker to its answer",
             ["messaging_destination_name", "outcome"],
             registry=registry,
         )
         self._processed = Histogram(
-            "messaging_process_duration_seconds",
+            "penstock_jobs_process_duration_seconds",
             "What handlers took",
             ["stage", "outcome"],
             registry=registry,
@@ -168,10 +170,10 @@ class PrometheusObserver(Observer):
         self._dead.labels(topic, reason).inc()
 
 
-class Observers(Observer):
+class JobObservers(JobObserver):
     """Tells several, each whatever the others do."""
 
-    def __init__(self, *observers: Observer) -> None:
+    def __init__(self, *observers: JobObserver) -> None:
         self._observers = observers
 
     def published(

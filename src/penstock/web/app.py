@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from litestar import Litestar, MediaType, Request, Response, get
@@ -21,6 +22,8 @@ from penstock.web.access import Access
 from penstock.web.jobs_api import JobsApi
 from penstock.web.streams import Streams
 from penstock.web.uploads import TooLargeError, Uploads
+
+_log = logging.getLogger("penstock.web")
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -48,13 +51,21 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             return None
         return problems.problem(403, "This API answers programs and pages of this machine only")
 
+    async def ping_broker() -> None:
+        await (await system.pubsub.broker()).ping()
+
     @get("/health", summary="Whether jobs can be taken", tags=["operation"])
     async def health() -> dict[str, str]:
-        try:
-            await system.database.ping()
-            await (await system.pubsub.broker()).ping()
-        except PenstockError as error:
-            raise UnavailableError("The broker or the database cannot be reached") from error
+        parts = {"database": system.database.ping, "broker": ping_broker}
+        for part, ping in parts.items():
+            try:
+                await ping()
+            except PenstockError as error:
+                # Where it is, is for those who run it, not for whoever asks.
+                _log.warning("The %s cannot be reached: %s", part, error)
+                raise UnavailableError(
+                    f"The {part} cannot be reached; is it running? The log of the API says more"
+                ) from error
         return {"status": "ok"}
 
     @get("/metrics", media_type=MediaType.TEXT, summary="Prometheus metrics", tags=["operation"])

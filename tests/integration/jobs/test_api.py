@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.jobs import Done, JobStage, Reject, load_settings
-from penstock.jobs.telemetry import LoggingObserver, Observers, PrometheusObserver
+from penstock.jobs.telemetry import JobObservers, LoggingObserver, PrometheusJobObserver
 from penstock.web import create_app, serve
 from penstock.web.access import Access, is_loopback
 from penstock.web.streams import Streams
@@ -595,17 +595,21 @@ async def test_operators_see_what_waits(quick):
         assert (await client.get("/metrics")).status_code == 200
 
 
-async def test_health_says_when_the_database_is_gone(quick):
+@pytest.mark.parametrize("part", ["database", "broker"])
+async def test_health_says_which_part_is_gone(quick, part, caplog):
     async with api_on(quick, work=False) as (client, scene):
         assert (await client.get("/health")).json() == {"status": "ok"}
 
         async def gone():
-            raise UnavailableError("gone")
+            raise UnavailableError("gone from db.internal")
 
-        scene.system.database.ping = gone
+        broker = await scene.system.pubsub.broker()
+        {"database": scene.system.database, "broker": broker}[part].ping = gone
         answer = await client.get("/health")
         assert answer.status_code == 503
         assert answer.headers["retry-after"]
+        assert f"The {part} cannot be reached" in answer.json()["detail"]
+        assert "db.internal" not in answer.text and "db.internal" in caplog.text
 
 
 async def test_a_port_that_is_taken_is_an_error_that_says_so(quick):
@@ -648,14 +652,16 @@ def test_an_empty_media_folder_is_not_the_current_one():
 
 async def test_metrics_are_what_an_observer_counted(quick):
     registry_before = set(REGISTRY._collector_to_names)
-    observer = Observers(LoggingObserver(), PrometheusObserver())
+    observer = JobObservers(LoggingObserver(), PrometheusJobObserver())
     try:
         async with api_on(quick, observer=observer) as (client, scene):
             made = await client.post("/jobs", json=JOB)
             await scene.ended(made.json()["jobId"])
             text = (await client.get("/metrics")).text
         for stage in ("metadata", "transcription"):
-            counted = f'messaging_process_duration_seconds_count{{outcome="done",stage="{stage}"}}'
+            counted = (
+                f'penstock_jobs_process_duration_seconds_count{{outcome="done",stage="{stage}"}}'
+            )
             assert f"{counted} 1.0" in text
     finally:
         for collector in set(REGISTRY._collector_to_names) - registry_before:

@@ -125,10 +125,10 @@ def test_the_api_and_workers_serve_what_they_counted(system):
     code, said = penstock("jobs", "submit", "--wait", "--remote", "nowhere.wav", api=system.api)
     assert code == 1 and "not_found" in said
     worker = httpx.get(system.metrics, trust_env=False).text
-    handled = "messaging_process_duration_seconds_count"
+    handled = "penstock_jobs_process_duration_seconds_count"
     assert re.search(rf'{handled}{{outcome="\w+",stage="metadata"}} [1-9]', worker)
     served = httpx.get(f"{system.api}/metrics", trust_env=False).text
-    sent = "messaging_client_operation_duration_seconds_count"
+    sent = "penstock_jobs_publish_duration_seconds_count"
     assert re.search(rf'{sent}{{messaging_destination_name="job-events",.*}} [1-9]', served)
 
 

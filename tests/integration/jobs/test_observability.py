@@ -18,7 +18,7 @@ from penstock.jobs import (
     decode_event,
     decode_job,
 )
-from penstock.jobs.telemetry import Observers, Subject, span
+from penstock.jobs.telemetry import JobObservers, Subject, span
 from tests.support.job_scenes import impatient, jobs_on, looks
 
 pytestmark = pytest.mark.real_time
@@ -104,9 +104,9 @@ async def test_req_2_5_redeliveries_and_dead_letters_are_counted(quick):
     dead = {"messaging_destination_name": "job-processing-dead", "reason": "busy"}
     assert value("penstock_jobs_dead_lettered_total", dead) == 1
     took = {"stage": "metadata", "outcome": "retry"}
-    assert value("messaging_process_duration_seconds_count", took) == 2
+    assert value("penstock_jobs_process_duration_seconds_count", took) == 2
     sent = {"messaging_destination_name": "job-events", "outcome": "ok"}
-    assert value("messaging_client_operation_duration_seconds_count", sent) >= 1
+    assert value("penstock_jobs_publish_duration_seconds_count", sent) >= 1
 
 
 async def test_an_observer_that_fails_changes_nothing(quick):
@@ -129,7 +129,7 @@ def test_observers_are_told_whatever_the_others_do():
 
     remembering = Remembering()
     subject = Subject(job_id=None, user_id=None, media_type=None, stage=None)
-    Observers(Broken(), remembering).dead_lettered(subject, "dead", "why")
+    JobObservers(Broken(), remembering).dead_lettered(subject, "dead", "why")
     assert remembering.of("dead") == [(subject, "dead", "why")]
 
 

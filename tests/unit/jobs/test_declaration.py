@@ -23,7 +23,7 @@ from penstock.jobs import (
 )
 from penstock.jobs.pipeline.declaration import pipeline_of
 from penstock.jobs.settings import settings_from_json
-from tests.support.job_samples import JOBS, WHEN
+from tests.support.job_samples import EVENTS, JOBS, WHEN
 
 QUEUED = JobStage.QUEUED
 WEIGHED, WASHED = JobStage.named("Weighed"), JobStage.named("Washed")
@@ -81,6 +81,9 @@ def test_a_file_and_the_environment_change_the_settings_of_a_declared_stage(tmp_
     assert settings.topics.processing == "baskets"
     with pytest.raises(InvalidArgumentError, match="metadata"):
         load_settings(environ={}, pipeline=pipeline(stage()), stages={"metadata": {}})
+    topics = {"media": {"audio": "audio-processing"}}
+    with pytest.raises(InvalidArgumentError, match="its media types are laundry"):
+        load_settings(environ={}, pipeline=pipeline(stage()), topics=topics)
 
 
 def test_settings_are_the_same_in_another_process():
@@ -181,6 +184,10 @@ def test_a_message_of_another_pipeline_is_refused():
     strange = MEDIA.codec.encode_job(media)
     with pytest.raises(InvalidArgumentError, match="at its stage"):
         MEDIA.codec.decode_job(strange.data, strange.attributes)
+    event = msgspec.structs.replace(EVENTS["JobFailed"], previous=WEIGHED)
+    strange = MEDIA.codec.encode_event(event)
+    with pytest.raises(InvalidArgumentError, match="at its stage"):
+        MEDIA.codec.decode_event(strange.data, strange.attributes)
 
 
 def test_the_schema_of_a_pipeline_names_its_own_stages_and_media_types():

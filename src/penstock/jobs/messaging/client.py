@@ -17,7 +17,7 @@ from penstock.jobs.messaging.subscriber import Decode, Handle, Subscriber, T
 from penstock.jobs.pipeline.stage import Outcome
 from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.settings import JobSettings
-from penstock.jobs.telemetry import LoggingObserver, Observer, Observers
+from penstock.jobs.telemetry import JobObserver, JobObservers, LoggingObserver
 from penstock.rules.window import FlowControl
 from penstock.subscribing import LeaseExtension, Streaming, Subscription
 
@@ -38,11 +38,11 @@ class PubSubClient:
     """Publishes jobs and events, and runs subscribers. Use it with `async with`."""
 
     def __init__(
-        self, pubsub: PubSub, settings: JobSettings, observer: Observer | None = None
+        self, pubsub: PubSub, settings: JobSettings, observer: JobObserver | None = None
     ) -> None:
         self.pubsub = pubsub
         self.settings = settings
-        self.observer = Observers(observer or LoggingObserver())
+        self.observer = JobObservers(observer or LoggingObserver())
         self.publisher = Publisher(pubsub, settings, self.observer)
 
     async def __aenter__(self) -> Self:

@@ -13,7 +13,7 @@ from penstock.errors import ClosedError, PenstockError
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.model.job import Job
 from penstock.jobs.settings import JobSettings
-from penstock.jobs.telemetry import Observer, subject_of
+from penstock.jobs.telemetry import JobObserver, subject_of
 from penstock.message import Draft
 from penstock.publishing import ManagedPublisher, PublishRetry
 
@@ -23,7 +23,7 @@ _WINDOW = 1000
 class Publisher:
     """Sends jobs and events; returns once the broker has them. Nothing runs before the first."""
 
-    def __init__(self, pubsub: PubSub, settings: JobSettings, observer: Observer) -> None:
+    def __init__(self, pubsub: PubSub, settings: JobSettings, observer: JobObserver) -> None:
         self._topics = settings.topics
         self._codec = settings.pipeline.codec
         self._observer = observer

@@ -15,7 +15,7 @@ from penstock.jobs.messaging.listening import Listener
 from penstock.jobs.messaging.publisher import Publisher
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry
-from penstock.jobs.telemetry import Observer, Subject, subject_of
+from penstock.jobs.telemetry import JobObserver, Subject, subject_of
 from penstock.message import MAX_ACK_DEADLINE, Message
 from penstock.subscribing import Subscription
 
@@ -41,7 +41,7 @@ class Subscriber(Listener, Generic[T]):
         subscription: Subscription,
         decode: Decode[T],
         handle: Handle[T],
-        observer: Observer,
+        observer: JobObserver,
         *,
         name: str,
         publisher: Publisher,

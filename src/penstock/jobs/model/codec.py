@@ -141,7 +141,8 @@ class Codec:
         }
 
     def _check(self, about: Job | StageEvent, attributes: Mapping[str, str], what: str) -> None:
-        if about.stage not in self._stages:
+        before = about.previous if isinstance(about, StageEvent) else None
+        if about.stage not in self._stages or before not in (None, *self._stages):
             raise InvalidMessageError("invalid-payload", "No job of this pipeline is at its stage")
         if about.media_type not in self._jobs:
             raise InvalidMessageError(

@@ -1,7 +1,10 @@
 """Names of stages and of media types: ours, and those that pipelines declare.
 
-A name is one object however often it is read, so that `is` compares names, and one that nobody has
-declared is refused wherever it is read, as a member of an enum would be.
+A name is one object however often it is read, so that `is` compares names, and one that nobody in
+this process has declared is refused wherever it is read, as a member of an enum would be. That is a
+check of spelling and no more: a name may be of another pipeline that is imported here. Whether it
+is one of this pipeline is asked by those who have one: the codec, the store, the settings and the
+views.
 """
 
 from __future__ import annotations

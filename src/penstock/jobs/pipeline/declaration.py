@@ -52,7 +52,9 @@ class Pipeline:
         named = [_with_event(stage) for stage in self.stages]
         object.__setattr__(self, "stages", tuple(named))
         if not self.jobs or not self.stages:
-            raise self._wrong("it needs a type of job and a stage, at least")
+            raise self._wrong(
+                "it needs a type of job and a stage, at least; give it `jobs` and `stages`"
+            )
         names = [stage.name for stage in self.stages]
         if len({*names, PROJECTION}) <= len(names) or not all(map(str.isidentifier, names)):
             raise self._wrong(
@@ -64,19 +66,26 @@ class Pipeline:
             reached = stage.emits
             self.settings_of(stage)
         if len(set(self.order)) <= len(self.stages):
-            raise self._wrong("a job would come to the same stage twice")
+            raise self._wrong(
+                "a job would come to the same stage twice; let each stage emit a name of its own"
+            )
         if len(self.job_types) < len(self.jobs):
-            raise self._wrong("two of its types of jobs have the same tag")
+            raise self._wrong(
+                "two of its types of jobs have the same tag; give each a `tag` of its own"
+            )
         try:
             self.codec.json_schema()
         except TypeError as error:
-            raise self._wrong(f"its types cannot be sent: {error}") from None
+            raise self._wrong(
+                f"its types cannot be sent ({error}); make them of what JSON can say, such as "
+                "penstock.jobs.Word and Count"
+            ) from None
 
     def _check(self, stage: Stage, reached: JobStage) -> None:
         if stage.consumes is not reached or stage.emits in (JobStage.FAILED, JobStage.CANCELLED):
             raise self._wrong(
                 f"stage {stage.name!r} cannot take jobs from {stage.consumes} to {stage.emits}: "
-                f"it comes when they are {reached}"
+                f"it comes when they are {reached}; let it consume {reached} and emit a new name"
             )
         if stage.event is not None and stage.event.stage is not stage.emits:
             raise self._wrong(
@@ -90,7 +99,7 @@ class Pipeline:
             )
 
     def _wrong(self, why: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"Pipeline {self.name!r} cannot be: {why}")
+        return InvalidArgumentError(f"Pipeline {self.name!r} is not declared right: {why}")
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}: {' → '.join(self.order)}>"
@@ -173,14 +182,18 @@ class Pipeline:
     def may_become(self, stage: JobStage, other: JobStage) -> bool:
         return other in self.after(stage)
 
-    def moved(self, job: Job, to: JobStage, info: Any = None) -> Job:
-        """The job as it goes on. `InvalidArgumentError` when it may not go there."""
+    def check_step(self, job: Job, to: JobStage) -> None:
+        """`InvalidArgumentError` when the job may not go there from where it is."""
         if not self.may_become(job.stage, to):
             may = ", ".join(sorted(self.after(job.stage))) or "nothing else"
             raise InvalidArgumentError(
                 f"Job {job.job_id} is {job.stage} and cannot become {to}; from {job.stage} it may "
                 f"become {may}"
             )
+
+    def moved(self, job: Job, to: JobStage, info: Any = None) -> Job:
+        """The job as it goes on. `InvalidArgumentError` when it may not go there."""
+        self.check_step(job, to)
         again = to is JobStage.QUEUED
         changes: dict[str, Any] = {"stage": to, "run": job.run + 1 if again else job.run}
         if again or info is not None:

@@ -18,7 +18,7 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.batching import GroupCommit
-from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from penstock.errors import AlreadyExistsError, NotFoundError
 from penstock.jobs.model.job import Job
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.stage import Done, Text
@@ -194,10 +194,7 @@ class ProcessingJobStore:
         """Take steps, in the transaction of `connection`; None where a job is no longer where
         its step begins."""
         for step in steps:
-            if not self.pipeline.may_become(step.job.stage, step.to):
-                raise InvalidArgumentError(
-                    f"Job {step.job.job_id} is {step.job.stage} and cannot become {step.to}"
-                )
+            self.pipeline.check_step(step.job, step.to)
         kept = await self.find(connection, [step.job.job_id for step in steps], lock=True)
         answers: list[JobRecord | None] = []
         taken: list[tuple[Step, JobRecord]] = []

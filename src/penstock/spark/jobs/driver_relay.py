@@ -12,7 +12,7 @@ from penstock.client import PubSub
 from penstock.errors import PenstockError, UnavailableError
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.system import relaying
-from penstock.jobs.telemetry import LoggingObserver, Observers
+from penstock.jobs.telemetry import JobObservers, LoggingObserver
 from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff
 from penstock.transactional import Database, Outbox
@@ -74,7 +74,7 @@ class DriverRelay:
                 self._stop.wait(pause)
 
     async def _relay(self) -> None:
-        observer = Observers(LoggingObserver())
+        observer = JobObservers(LoggingObserver())
         async with (
             PubSub(self._settings.url) as pubsub,
             Database(self._settings.database) as database,

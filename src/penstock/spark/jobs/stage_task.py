@@ -23,11 +23,11 @@ from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.processing import Processing
 from penstock.jobs.settings import settings_from_json
 from penstock.jobs.store.job_store import ProcessingJobStore
-from penstock.jobs.telemetry import LoggingObserver, Observers
+from penstock.jobs.telemetry import JobObservers, LoggingObserver
 from penstock.jobs.tools import open_tools
 from penstock.transactional import Database
 
-_OBSERVER = Observers(LoggingObserver())
+_OBSERVER = JobObservers(LoggingObserver())
 T = TypeVar("T")
 
 INPUT = ("topic", "message_id", "attributes", "data")
