@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +12,7 @@ import typer
 from penstock.cli.metrics import serving_metrics
 from penstock.cli.options import MetricsPort, SettingsOptions, with_settings
 from penstock.cli.process import log_to_terminal
+from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
@@ -28,7 +31,16 @@ Stages = Annotated[
 Checkpoints = Annotated[
     str, typer.Option(help="Where Spark keeps how far it is; all machines must see it.")
 ]
-History = Annotated[str | None, typer.Option(help="Where the projection writes events as Parquet.")]
+History = Annotated[
+    str | None, typer.Option(help="Where the projection keeps events, as a Delta table.")
+]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", help="A setting of Spark, as key=value; repeatable.")
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--py-files", help="Modules for the tasks: .py, .zip or .whl; repeatable."),
+]
 Trigger = Annotated[float, typer.Option(min=0, help="Seconds between batches.")]
 
 
@@ -42,12 +54,14 @@ def run(
     checkpoints: Checkpoints = "penstock-checkpoints",
     history: History = None,
     trigger: Trigger = 0.5,
+    conf: Conf = None,
+    py_files: Files = None,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run until interrupted: SIGTERM and Ctrl-C let the batches that run come to their end."""
     options = _options(common, checkpoints, history, stages) | {"trigger": trigger}
     with serving_metrics(metrics_port):
-        _run(common.load(), master, remote, options, once=False)
+        _run(common.load(), _Spark(master, remote, conf, py_files), options, once=False)
 
 
 @pipeline.command()
@@ -59,10 +73,26 @@ def backfill(
     stages: Stages = None,
     checkpoints: Checkpoints = "penstock-checkpoints",
     history: History = None,
+    conf: Conf = None,
+    py_files: Files = None,
 ) -> None:
     """Work through what there is now, stage by stage, and end."""
     options = _options(common, checkpoints, history, stages)
-    _run(common.load(), master, remote, options, once=True)
+    _run(common.load(), _Spark(master, remote, conf, py_files), options, once=True)
+
+
+@pipeline.command()
+def compact(
+    history: Annotated[str, typer.Argument(help="The history: a folder or an address.")],
+    keep: Annotated[
+        int, typer.Option(min=0, help="Hours that files stay for those who still read them.")
+    ] = 168,
+) -> None:
+    """Put the small files of a history together, and delete those that nobody needs."""
+    from penstock.spark.jobs.history import compact as compact_history
+
+    done = compact_history(history, keep_hours=keep)
+    typer.echo(f"{history}: {done.before} files before, {done.after} now.")
 
 
 def _options(
@@ -76,23 +106,50 @@ def _options(
     return given
 
 
-def _run(
-    settings: JobSettings,
-    master: str | None,
-    remote: str | None,
-    options: dict[str, Any],
-    *,
-    once: bool,
-) -> None:
+@dataclass(frozen=True)
+class _Spark:
+    """How Spark is started."""
+
+    master: str | None
+    remote: str | None
+    conf: list[str] | None
+    files: list[Path] | None
+
+    def config(self) -> dict[str, str]:
+        pairs = [text.partition("=") for text in self.conf or ()]
+        for name, separator, _ in pairs:
+            if not separator or not name.startswith("spark."):
+                raise InvalidArgumentError(
+                    f"--conf takes a setting of Spark, as spark.executor.memory=2g, not {name!r}"
+                )
+        return {name: value for name, _, value in pairs}
+
+    def modules(self) -> list[str]:
+        for file in self.files or ():
+            if not file.is_file():
+                raise InvalidArgumentError(f"--py-files: there is no file {str(file)!r}")
+        return [str(file.absolute()) for file in self.files or ()]
+
+
+def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: bool) -> None:
     from penstock.spark import session
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
+    from penstock.spark.jobs.places import check_reach
+    from penstock.spark.session.starting import add_modules, master_of
 
     log_to_terminal()
+    # All that can be wrong is said before Spark, which takes its time, is started.
     chosen = PipelineOptions(**options)
+    config, modules = how.config(), how.modules()
     queries = queries_of(settings, chosen)
+    if how.remote is None:
+        check_reach(settings, master_of(how.master))
     typer.echo("Starting Spark…")
-    spark = session("penstock pipeline", master, remote=remote, log_level="ERROR")
+    spark = session(
+        "penstock pipeline", how.master, remote=how.remote, config=config, log_level="ERROR"
+    )
     try:
+        add_modules(spark, modules)
         made = SparkPipeline(spark, settings, chosen)
         _stop_on_signals(made)
         typer.echo(f"Running {', '.join(queries)}.")

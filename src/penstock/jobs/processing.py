@@ -19,7 +19,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from penstock.dead_letters.replaying import REPLAY_OF
-from penstock.errors import PenstockError
+from penstock.errors import FailedPreconditionError, PenstockError
 from penstock.jobs.incoming import Incoming, dead_letter, put_back
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.model.job import Job
@@ -45,7 +45,11 @@ _KEEPING = Persistence(backoff=Backoff(initial=0.2, maximum=5.0), within=120.0)
 
 
 class Processing:
-    """A stage at work on its messages, with the limits and retries of its settings."""
+    """A stage at work on its messages, with the limits and retries of its settings.
+
+    A job that is not in the database becomes a dead letter; with `unknown_fails` it is an error,
+    for runners that may have been given another database than was meant.
+    """
 
     def __init__(
         self,
@@ -53,11 +57,14 @@ class Processing:
         settings: StageSettings,
         store: ProcessingJobStore,
         observer: JobObserver,
+        *,
+        unknown_fails: bool = False,
     ) -> None:
         self.stage = stage.limited(settings.time_limit, settings.max_attempts)
         self._settings = settings
         self._store = store
         self._observer = observer
+        self._unknown_fails = unknown_fails
 
     async def one(self, message: Incoming) -> None:
         """Deal with a message: when this returns it may be forgotten.
@@ -104,6 +111,12 @@ class Processing:
                 return await self._run_anew(message, record)
             case Standing.UNKNOWN:
                 # Its row is committed before its message is sent: this is another database.
+                if self._unknown_fails:
+                    raise FailedPreconditionError(
+                        f"Job {job.job_id} of topic {message.topic!r} is not in the database "
+                        f"({self._store.database.place}): is it the one of these jobs? Start again "
+                        "with the right one; nothing was done about the job"
+                    )
                 await self._bury(message, "unknown-job", attempt)
                 return "reject"
         attributes: dict[str, str | int] = {

@@ -19,6 +19,14 @@ T = TypeVar("T")
 
 # Spark's own, which it hands over with ours.
 _SPARK = ("checkpointlocation", "queryname", "outputmode")
+# Words of others, and what to write here.
+_ELSEWHERE = {
+    "provider": "Spark 4.3 forgets the options of a table that is made with CREATE TABLE … USING "
+    "penstock; make a view: CREATE TEMPORARY VIEW … USING penstock OPTIONS (…)",
+    "assign": "a topic has no partitions to choose from; name it with 'topic', and where to begin "
+    "with 'startingOffsets'",
+    "subscribepattern": "topics are named one by one: 'topics', with commas",
+}
 _FLAGS = {"true": True, "false": False}
 
 
@@ -32,6 +40,8 @@ class SourceOptions:
     starting: Position = EARLIEST
     ending: Position = LATEST
     max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_delay: float = 900.0
     max_bytes: int | None = None
     min_partitions: int | None = None
     max_records: int = 50_000
@@ -59,6 +69,8 @@ class SourceOptions:
             starting=_position(options, "starting", EARLIEST),
             ending=_position(options, "ending", LATEST),
             max_offsets=options.take("maxOffsetsPerTrigger", _count, None),
+            min_offsets=options.take("minOffsetsPerTrigger", _count, None),
+            max_delay=options.take("maxTriggerDelay", _duration, cls.max_delay),
             max_bytes=options.take("maxBytesPerTrigger", _count, None),
             min_partitions=options.take("minPartitions", _count, None),
             max_records=options.take("maxRecordsPerPartition", _count, cls.max_records),
@@ -93,6 +105,10 @@ class SourceOptions:
                 raise InvalidArgumentError(
                     "A queue is read from its 'subscription'; leave out 'topic' and 'topics'"
                 )
+        elif self.min_offsets and self.max_offsets and self.min_offsets > self.max_offsets:
+            raise InvalidArgumentError(
+                "'minOffsetsPerTrigger' is above 'maxOffsetsPerTrigger': no batch could be both"
+            )
         elif not self.topics:
             raise InvalidArgumentError("Set option 'topic' (or 'topics': one,two) to what to read")
         elif self.subscription or self.spool:
@@ -157,6 +173,12 @@ class _Options:
 
     def url(self) -> str:
         url = self.take("url", str, "")
+        if not url and not self._left:
+            raise InvalidArgumentError(
+                "There are no options. Is this a table that was made with CREATE TABLE … USING "
+                "penstock? Spark 4.3 forgets its options; use CREATE TEMPORARY VIEW … USING "
+                "penstock OPTIONS (url '…', topic '…')"
+            )
         if not url:
             raise InvalidArgumentError(
                 "Set option 'url' to the broker: nats://HOST, tls://HOST or local:///DIR"
@@ -171,6 +193,8 @@ class _Options:
         for name in self._left:
             if name in _SPARK:
                 continue
+            if name in _ELSEWHERE:
+                raise InvalidArgumentError(f"Option {name!r}: {_ELSEWHERE[name]}")
             close = difflib.get_close_matches(name, [known.lower() for known in self._known], 1)
             meant = [known for known in self._known if close and known.lower() == close[0]]
             raise InvalidArgumentError(
@@ -186,23 +210,42 @@ def _has_ranges(url: str) -> bool:
 
 
 def _topics(options: _Options) -> tuple[str, ...]:
-    one = options.take("topic", str, "")
-    several = options.take("topics", str, "")
-    if one and several:
-        raise InvalidArgumentError("Set option 'topic' or 'topics', not both")
-    names = [name.strip() for name in several.split(",")] if several else [one] if one else []
+    """`subscribe` is what readers of Kafka write for several."""
+    given = [options.take(name, str, "") for name in ("topic", "topics", "subscribe")]
+    named = [text for text in given if text]
+    if len(named) > 1:
+        raise InvalidArgumentError("Set one of the options 'topic', 'topics' and 'subscribe'")
+    names = named if given[0] else [name.strip() for text in named for name in text.split(",")]
     return tuple(sorted({check_name("Topic", name) for name in names}))
 
 
 def _position(options: _Options, end: str, default: Position) -> Position:
-    """`startingOffsets` and `startingTimestamp`, or the `ending…` two."""
-    offsets = options.take(f"{end}Offsets", _offsets, None)
-    moment = options.take(f"{end}Timestamp", _moment, None)
-    if offsets is not None and moment is not None:
-        raise InvalidArgumentError(f"Set '{end}Offsets' or '{end}Timestamp', not both")
-    if moment is not None:
-        return Position(moment_us=moment)
-    return offsets or default
+    """`startingOffsets`, `startingTimestamp` and `startingOffsetsByTimestamp`, or the `ending…`
+    three."""
+    names = (f"{end}Offsets", f"{end}Timestamp", f"{end}OffsetsByTimestamp")
+    readers = (_offsets, _at_moment, _at_moments)
+    given = [options.take(name, read, None) for name, read in zip(names, readers, strict=True)]
+    found = [position for position in given if position is not None]
+    if len(found) > 1:
+        raise InvalidArgumentError(f"Set one of the options {', '.join(map(repr, names))}")
+    return found[0] if found else default
+
+
+def _at_moment(text: str) -> Position:
+    return Position(moment_us=_moment(text))
+
+
+def _at_moments(text: str) -> Position:
+    """Milliseconds by topic."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(type(at) is int for at in found.values()):
+        raise InvalidArgumentError(
+            f'must be milliseconds by topic, as in {{"orders": 1767225600000}}, not {text!r}'
+        )
+    return Position(moments_us={topic: at * 1000 for topic, at in found.items()})
 
 
 def _offsets(text: str) -> Position:
@@ -260,6 +303,14 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= 86_400:
         raise InvalidArgumentError(f"must be seconds above 0, not {text!r}")
     return seconds
+
+
+def _duration(text: str) -> float:
+    """Seconds, or as Kafka's readers write them: 500ms, 30s, 15m, 1h."""
+    for unit, seconds in (("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)):
+        if text.endswith(unit) and text[: -len(unit)].isdigit():
+            return int(text[: -len(unit)]) * seconds
+    return _seconds(text)
 
 
 def _flag(text: str) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from penstock import Draft
 from penstock.errors import InvalidArgumentError
 from penstock.jobs import MEDIA, JobStage, load_settings
+from penstock.spark.jobs.history import read_history
 from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline
 from tests.support.spark_handlers import CALLS
 from tests.support.spark_jobs import (
@@ -133,9 +134,11 @@ def test_a_checkpoint_lost_repeats_no_work_and_says_nothing_twice(spark, setting
     jobs = submit(settings, *(["good.wav"] * 4))
     SparkPipeline(spark, settings, options(tmp_path)).backfill()
     before = len(stored(settings, "job-events"))
-    again = PipelineOptions(checkpoints=str(tmp_path / "other"), history=None, pipeline=PIPELINE)
+    history = str(tmp_path / "history")
+    again = PipelineOptions(checkpoints=str(tmp_path / "other"), history=history, pipeline=PIPELINE)
     SparkPipeline(spark, settings, again).backfill()
     assert len(stored(settings, "job-events")) == before
+    assert read_history(spark, history).count() == before
     assert [len(CALLS.of(tmp_path, job_id)) for job_id in jobs] == [2] * 4
 
 

@@ -1,5 +1,6 @@
 """Sessions that need no setting up."""
 
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark import activate, session
 from penstock.spark.session import java as finding
-from penstock.spark.session.starting import defaults, environment
+from penstock.spark.session.starting import _environment, defaults, environment
 from tests.support.nats_scenes import fill, make, stored
 from tests.support.servers import NatsServer
 from tests.support.spark_scenes import PATIENCE
@@ -74,6 +75,21 @@ def test_the_secret_of_a_local_cluster_is_in_a_file_of_ours_alone():
     assert file.read_text().startswith("spark.authenticate.secret ")
     assert file.stat().st_mode & 0o077 == 0
     assert "SPARK_CONF_DIR" not in environment("local[2]", {})
+
+
+def test_a_cluster_keeps_its_tables_and_scratch_where_it_does():
+    settings = defaults("spark://somewhere:7077")
+    assert not {"spark.sql.warehouse.dir", "spark.local.dir"} & set(settings)
+
+
+def test_what_spark_sets_while_it_starts_stays(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    with _environment("local[2]"):
+        assert "PYSPARK_PYTHON" in os.environ and "PYTHONDONTWRITEBYTECODE" not in os.environ
+        monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    assert os.environ["SPARK_CONNECT_MODE_ENABLED"] == "1"
+    assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1" and "PYSPARK_PYTHON" not in os.environ
 
 
 def test_what_is_set_already_is_left_alone():

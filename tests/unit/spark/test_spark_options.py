@@ -6,6 +6,8 @@ from penstock.connect import BrokerKind, register_broker
 from penstock.errors import InvalidArgumentError, UnimplementedError
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.ranges import open_patiently
+from penstock.spark.schema import source_schema
+from penstock.spark.source.stream import LogStreamReader
 from tests.support.range_logs import FakeRangeLog
 
 
@@ -42,3 +44,54 @@ def test_an_address_that_sparks_processes_cannot_share_is_refused(url, says):
         SourceOptions.of({"url": url, "topic": "orders"})
     with pytest.raises(InvalidArgumentError, match=says):
         SinkOptions.of({"url": url, "topic": "orders"})
+
+
+def read(**options):
+    return SourceOptions.of({"url": "nats://nowhere", **options})
+
+
+def test_several_topics_may_be_named_as_readers_of_kafka_do():
+    assert read(subscribe="orders, bills").topics == ("bills", "orders")
+    with pytest.raises(InvalidArgumentError, match="Set one of the options 'topic', 'topics'"):
+        read(subscribe="orders", topic="bills")
+
+
+def test_where_to_begin_may_be_a_time_for_each_topic():
+    found = read(topic="orders", startingOffsetsByTimestamp='{"orders": 1700000000000}')
+    assert found.starting.moment_of("orders") == 1_700_000_000_000_000
+    with pytest.raises(InvalidArgumentError, match="milliseconds by topic"):
+        read(topic="orders", startingOffsetsByTimestamp="yesterday")
+    with pytest.raises(InvalidArgumentError, match="Set one of the options 'startingOffsets'"):
+        read(topic="orders", startingTimestamp="0", startingOffsets="earliest")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("30s", 30), ("15m", 900), ("1h", 3600), ("2.5", 2.5)]
+)
+def test_a_delay_is_written_as_elsewhere(text, seconds):
+    assert read(topic="orders", maxTriggerDelay=text).max_delay == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"topic": "orders", "provider": "penstock"}, "CREATE TEMPORARY VIEW"),
+        ({"assign": '{"a": [0]}'}, "no partitions"),
+        ({"subscribePattern": "a.*"}, "one by one"),
+        ({"topic": "orders", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
+    ],
+)
+def test_what_is_written_otherwise_elsewhere_is_named(options, says):
+    with pytest.raises(InvalidArgumentError, match=says):
+        read(**options)
+
+
+def test_a_table_whose_options_spark_forgot_says_what_to_use():
+    with pytest.raises(InvalidArgumentError, match="CREATE TEMPORARY VIEW"):
+        SourceOptions.of({})
+
+
+def test_a_stream_has_no_end():
+    ending = read(topic="orders", endingOffsets='{"orders": 7}')
+    with pytest.raises(InvalidArgumentError, match="A stream has no end"):
+        LogStreamReader(ending, source_schema(headers=False))

@@ -46,6 +46,8 @@ def test_positions_are_found_in_every_topic(log):
     assert planner.resolve(LATEST) == {"bills": 5, "orders": 11}
     assert planner.resolve(Position(sequences={"orders": 7})) == {"bills": 1, "orders": 7}
     assert planner.resolve(Position(moment_us=5_000_000)) == {"bills": 5, "orders": 5}
+    by_topic = Position(moments_us={"orders": 6_000_000})
+    assert planner.resolve(by_topic) == {"bills": 1, "orders": 6}
 
 
 def test_a_batch_is_cut_into_ranges_of_the_topic_that_is_there(log):

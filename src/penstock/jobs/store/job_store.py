@@ -274,22 +274,35 @@ class ProcessingJobStore:
         return await self._begins.do(job)
 
     async def _begin_each(self, wanted: Sequence[Job]) -> Sequence[JobRecord | None]:
-        kept = await self.begin_all(wanted)
+        kept, _ = await self._begin(wanted, suspects_too=True)
         return [kept.get(job.job_id) for job in wanted]
 
-    async def begin_all(self, wanted: Sequence[Job]) -> dict[str, JobRecord]:
+    async def begin_together(
+        self, wanted: Sequence[Job]
+    ) -> tuple[dict[str, JobRecord], frozenset[str]]:
+        """`begin` for all but suspects, which are named: jobs whose last attempt never ended."""
+        return await self._begin(wanted, suspects_too=False)
+
+    async def _begin(
+        self, wanted: Sequence[Job], *, suspects_too: bool
+    ) -> tuple[dict[str, JobRecord], frozenset[str]]:
         async with self.database.transaction() as connection:
             kept = await self.find(connection, [job.job_id for job in wanted], lock=True)
-            begun = {
-                job.job_id: replace(record, attempts=record.attempts + 1, trying=True)
+            due = [
+                record
                 for job in wanted
                 if (record := kept.get(job.job_id)) is not None
                 and standing(self.pipeline, job, record) is Standing.DUE
+            ]
+            begun = {
+                record.job.job_id: replace(record, attempts=record.attempts + 1, trying=True)
+                for record in due
+                if suspects_too or not record.trying
             }
             if begun:
                 rows = [{"id": job_id, "begun": one.attempts} for job_id, one in begun.items()]
                 await connection.execute(BEGIN, rows)
-        return kept | begun
+        return kept | begun, frozenset(r.job.job_id for r in due) - begun.keys()
 
     async def try_again(self, job: Job, seconds: float) -> None:
         """The attempt failed, and the job is sent again after so long; unless it has gone on, or

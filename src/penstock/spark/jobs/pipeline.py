@@ -10,25 +10,27 @@ driver. A batch that is run again finds in the store what was done.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.connect import check_shared
-from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings
 from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff
 from penstock.spark.jobs.driver_relay import DriverRelay
+from penstock.spark.jobs.places import absolute, absolute_place, check_reach, prepare_database
 from penstock.spark.jobs.progress import report
 from penstock.spark.jobs.projection import Project
+from penstock.spark.jobs.runner import Workplace
 from penstock.spark.jobs.stage_task import INPUT, OUTPUT, StageTask
 from penstock.spark.session.starting import activate
 
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.spark")
 
 _LOOK = 0.1
+# Seconds that a query is left alone with its first batch.
+_BEGINNING = 20.0
+# What Spark says when its own state is damaged: every batch fails from then on.
+_BROKEN = ("Task not serializable", "SparkContext was shut down", "stopped SparkContext")
 _RESTARTING = Persistence(
     backoff=Backoff(initial=0.5, maximum=30.0), attempts=21, worth_it=lambda _: True
 )
@@ -48,8 +54,8 @@ _RESTARTING = Persistence(
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
     """`checkpoints`: a folder that the driver and all executors see; each query has its own in it.
-    `history`: where events go as Parquet, if anywhere. `pipeline`: where the tasks find it, as
-    `module:NAME`. `stages`: the names of those to run, and `projection`; all unless given.
+    `history`: where events go as a Delta table, if anywhere. `pipeline`: where the tasks find it,
+    as `module:NAME`. `stages`: the names of those to run, and `projection`; all unless given.
     `trigger`: seconds between batches. `batch`: messages that a stage looks at in one of them.
     `partition`: of those, how many one task works on. `drain`: seconds a batch gets to end when
     the pipeline is stopped."""
@@ -95,9 +101,15 @@ class SparkPipeline:
         self, spark: SparkSession, settings: JobSettings, options: PipelineOptions
     ) -> None:
         self._queries = queries_of(settings, options)
+        check_reach(settings, _master(spark))
         self._spark = spark
-        self._settings = settings
-        self._options = options
+        self._settings = absolute(settings)
+        self._options = replace(
+            options,
+            checkpoints=absolute_place(options.checkpoints),
+            history=None if options.history is None else absolute_place(options.history),
+        )
+        self._workplace: Workplace | None = None
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -108,24 +120,46 @@ class SparkPipeline:
         """Run until stopped. A query that fails is started again from its checkpoint, each time
         after a longer pause."""
         activate(self._spark)
-        with ExitStack() as stack:
+        with self._prepared() as stack:
             if set(self._queries) != {PROJECTION}:
                 stack.enter_context(DriverRelay(self._settings))
-            queries = {name: _Kept(self, name) for name in self._queries}
+            kept: list[_Kept] = []
             try:
+                # One after the other: Spark fills tables of its own when the first batch of a
+                # query is planned, and several at once have left them broken for good.
+                for name in self._queries:
+                    kept.append(_Kept(self, name))
+                    self._let_begin(kept[-1])
                 while not self._stopping.is_set():
-                    for query in queries.values():
+                    for query in kept:
                         query.look()
                     self._stopping.wait(_LOOK)
             finally:
-                for query in queries.values():
+                for query in kept:
                     query.end(self._options.drain)
+
+    def _let_begin(self, query: _Kept) -> None:
+        """Wait until a query has ended its first batch, or found nothing to do; but not for hours,
+        if that is what its handlers take."""
+        until = time.monotonic() + _BEGINNING
+        while not self._stopping.is_set() and time.monotonic() < until and query.is_beginning:
+            self._stopping.wait(_LOOK)
+
+    @contextmanager
+    def _prepared(self) -> Iterator[ExitStack]:
+        identity = asyncio.run(prepare_database(self._settings))
+        workplace = Workplace(self._settings.to_json(), self._options.pipeline, identity)
+        self._workplace = workplace
+        with ExitStack() as stack:
+            stack.callback(workplace.leave)
+            yield stack
 
     def backfill(self) -> None:
         """Work through all there is now, stage by stage, and return. What is to be tried again
         later stays in the outbox, for whoever runs next."""
         activate(self._spark)
-        with DriverRelay(self._settings) as relay:
+        with self._prepared() as stack:
+            relay = stack.enter_context(DriverRelay(self._settings))
             for name in self._queries:
                 query = self.start(name, once=True)
                 while not query.awaitTermination(1):
@@ -141,8 +175,6 @@ class SparkPipeline:
         """Start the query of a stage, from where its checkpoint says."""
         writer = self._projection() if name == PROJECTION else self._stage(name)
         folder = f"{self._options.checkpoints.rstrip('/')}/{name}"
-        if "://" not in folder:
-            folder = str(Path(folder).absolute())
         writer = writer.queryName(name).option("checkpointLocation", folder)
         if once:
             return writer.trigger(availableNow=True).start()
@@ -151,7 +183,7 @@ class SparkPipeline:
 
     def _stage(self, name: str) -> DataStreamWriter:
         settings = self._settings.stages.of(self._settings.pipeline.stage(name))
-        task = StageTask(self._settings.to_json(), self._options.pipeline, name)
+        task = StageTask(self._placed(), name)
         jobs = self._read(
             topics=",".join(self._settings.topics.work),
             filter=settings.filter,
@@ -160,12 +192,14 @@ class SparkPipeline:
         return jobs.select(*INPUT).mapInArrow(task, OUTPUT).writeStream.format("noop")
 
     def _projection(self) -> DataStreamWriter:
-        history = self._options.history
-        if history is not None and "://" not in history:
-            history = str(Path(history).absolute())
-        events = self._read(topics=self._settings.topics.events)
-        project = Project(self._settings.database, self._options.pipeline, history)
-        return events.writeStream.foreachBatch(project)
+        topic = self._settings.topics.events
+        project = Project(self._placed(), self._settings.url, topic, self._options.history)
+        return self._read(topics=topic).writeStream.foreachBatch(project)
+
+    def _placed(self) -> Workplace:
+        if self._workplace is None:
+            raise FailedPreconditionError("A query of a pipeline is started by run() or backfill()")
+        return self._workplace
 
     def _read(self, **options: Any) -> DataFrame:
         return (
@@ -178,6 +212,10 @@ class SparkPipeline:
         )
 
 
+def _master(spark: SparkSession) -> str:
+    return spark.conf.get("spark.master", None) or "a Connect server"
+
+
 class _Kept:
     """A query that is kept running."""
 
@@ -187,6 +225,12 @@ class _Kept:
         self._failures = Failures(_RESTARTING)
         self._not_before = 0.0
         self._query = pipeline.start(name)
+
+    @property
+    def is_beginning(self) -> bool:
+        if not self._query.isActive or self._query.recentProgress:
+            return False
+        return not str(self._query.status["message"]).startswith("Waiting")
 
     def look(self) -> None:
         if self._query.isActive:
@@ -201,13 +245,19 @@ class _Kept:
 
     def _failed(self) -> None:
         error = self._query.exception() or UnavailableError(f"Query {self._name} ended")
+        if any(sign in str(error) for sign in _BROKEN):
+            raise FailedPreconditionError(
+                f"Spark itself is broken and does not heal ({_first_line(error)}); start the "
+                "pipeline again, it goes on where it was"
+            ) from error
         now = time.monotonic()
         pause = self._failures.pause_after(error, now, lambda: 1.0)
         if pause is None:
             raise error
         self._not_before = now + pause
-        reason = str(error).partition("\n")[0][:300]
-        _log.error("Query %s failed and starts again in %.1f s: %s", self._name, pause, reason)
+        _log.error(
+            "Query %s failed and starts again in %.1f s: %s", self._name, pause, _first_line(error)
+        )
 
     def end(self, drain: float) -> None:
         """Stopping a query ends its tasks; so wait for a moment between two batches."""
@@ -218,3 +268,7 @@ class _Kept:
             time.sleep(0.01)
         report(self._name, self._query)
         self._query.stop()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]

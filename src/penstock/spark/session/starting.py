@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+
+_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 
 def session(
@@ -51,7 +53,7 @@ def session(
     builder = SparkSession.builder.appName(app_name)
     if remote is not None and remote.startswith("sc://"):
         return _configured(builder.remote(remote), config or {}).getOrCreate()
-    address = remote or master or os.environ.get("MASTER") or "local[*]"
+    address = remote or master_of(master)
     settings = {**defaults(address, ui=ui), **(config or {})}
     builder = builder.remote(address) if remote is not None else builder.master(address)
     with _environment(address):
@@ -59,6 +61,11 @@ def session(
     if remote is None:
         made.sparkContext.setLogLevel(log_level)
     return made
+
+
+def master_of(given: str | None) -> str:
+    """The master that `session` uses when it is given this one."""
+    return given or os.environ.get("MASTER") or "local[*]"
 
 
 def activate(spark: SparkSession) -> None:
@@ -72,17 +79,29 @@ def activate(spark: SparkSession) -> None:
         java.SparkSession.setActiveSession(spark._jsparkSession)
 
 
+def add_modules(spark: SparkSession, files: Iterable[str]) -> None:
+    """Let tasks import what is in these files: `.py`, `.zip`, `.whl`."""
+    for file in files:
+        if not Path(file).exists():
+            raise InvalidArgumentError(f"There is no file {file!r} to give to tasks")
+        if hasattr(spark, "_jsparkSession"):
+            spark.sparkContext.addPyFile(file)
+        else:
+            spark.addArtifacts(file, pyfile=True)
+
+
 def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
     """The settings `session()` begins with."""
     settings = {
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": str(scratch()),
-        "spark.sql.warehouse.dir": str(scratch() / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
     }
     if _is_one_machine(master):
         settings |= {
+            # A cluster has places of its own for these, which all of its machines see.
+            "spark.local.dir": str(scratch()),
+            "spark.sql.warehouse.dir": str(scratch() / "warehouse"),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             # With a secret that Spark makes for itself; a local cluster's is in its own file.
@@ -96,17 +115,22 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
 
 @contextmanager
 def _environment(master: str) -> Iterator[None]:
-    """What Spark's launchers read, for as long as it takes to start them."""
-    before = dict(os.environ)
-    os.environ.update(environment(master, before))
+    """What Spark's launchers read, for as long as it takes to start them. What Spark sets
+    meanwhile, that Connect is used for instance, stays."""
+    ours = environment(master, os.environ)
     # Spark starts many Python processes. One that may not keep compiled modules compiles PySpark,
     # pandas and the rest each time, for seconds; here they are kept out of everybody's way.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    before = {name: os.environ.get(name) for name in (*ours, _NO_BYTECODE)}
+    os.environ.update(ours)
+    os.environ.pop(_NO_BYTECODE, None)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def environment(master: str, given: Mapping[str, str]) -> dict[str, str]:

@@ -21,11 +21,21 @@ _LATEST, _EARLIEST = -1, -2
 
 @dataclass(frozen=True)
 class Position:
-    """Where to begin or end: an edge for all topics, sequences by topic, or a moment."""
+    """Where to begin or end: an edge for all topics, sequences or moments by topic, or one
+    moment."""
 
     edge: int = _EARLIEST
     sequences: Mapping[str, int] = field(default_factory=dict)
     moment_us: int | None = None
+    moments_us: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def topics(self) -> set[str]:
+        """Those that it names."""
+        return {*self.sequences, *self.moments_us}
+
+    def moment_of(self, topic: str) -> int | None:
+        return self.moments_us.get(topic, self.moment_us)
 
     def of(self, topic: str) -> int:
         """A sequence, or -1 for the latest or -2 for the earliest."""
@@ -40,7 +50,7 @@ class Position:
 
     def is_latest_for(self, topics: Iterable[str]) -> bool:
         """It moves with what is published, for some topic."""
-        return self.moment_us is None and any(self.of(topic) == _LATEST for topic in topics)
+        return any(self.moment_of(topic) is None and self.of(topic) == _LATEST for topic in topics)
 
 
 EARLIEST = Position(_EARLIEST)

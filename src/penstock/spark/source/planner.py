@@ -33,7 +33,7 @@ class Planner:
 
     def check(self) -> None:
         """Raise whatever keeps this query from being answered."""
-        for topic in self._options.starting.sequences.keys() | self._options.ending.sequences:
+        for topic in self._options.starting.topics | self._options.ending.topics:
             if topic not in self._options.topics:
                 raise InvalidArgumentError(
                     f"The offsets name topic {topic!r}, which is not read; add it to 'topics'"
@@ -58,13 +58,14 @@ class Planner:
     def resolve(self, position: Position) -> Offsets:
         """Where a position is in each topic."""
         extents = self.extents()
-        if position.moment_us is None:
-            return {topic: position.within(topic, extents[topic]) for topic in sorted(extents)}
-        found = {}
-        for topic in sorted(extents):
-            sequence = self._log.first_since(topic, position.moment_us)
-            found[topic] = extents[topic].end if sequence is None else sequence
-        return found
+        return {topic: self._place(position, topic, extents[topic]) for topic in sorted(extents)}
+
+    def _place(self, position: Position, topic: str, extent: Extent) -> int:
+        moment = position.moment_of(topic)
+        if moment is None:
+            return position.within(topic, extent)
+        sequence = self._log.first_since(topic, moment)
+        return extent.end if sequence is None else sequence
 
     def ranges(
         self, start: Offsets, end: Offsets, *, promised: Collection[str] | None = None

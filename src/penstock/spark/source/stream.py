@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,9 +19,17 @@ from pyspark.sql.types import StructType
 
 from penstock.broker import Extent, Hold
 from penstock.connect import hold_server
+from penstock.errors import InvalidArgumentError
 from penstock.spark.options import SourceOptions
 from penstock.spark.ranges import open_patiently
-from penstock.spark.source.offsets import Offsets, advance, check_not_beyond, known, ordered
+from penstock.spark.source.offsets import (
+    LATEST,
+    Offsets,
+    advance,
+    check_not_beyond,
+    known,
+    ordered,
+)
 from penstock.spark.source.planner import Planner
 from penstock.spark.source.reader import LogRange, read_range
 
@@ -51,6 +59,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, Extent] | None = None
         self._latest: Offsets | None = None
         self._idle = 0.0
+        self._waits_since: float | None = None
+        if options.ending != LATEST:
+            raise InvalidArgumentError(
+                "A stream has no end: leave out the options 'ending…', or read a table"
+            )
         self._begins_at_latest = options.starting.is_latest_for(options.topics)
 
     @property
@@ -84,10 +97,29 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._begins_at_latest = False
             return begin
         extents = self._target if self._target is not None else self._news(begin)
+        if self._waits_for_more(begin, extents):
+            return begin
         if isinstance(limit, ReadAllAvailable):
             return advance(begin, extents)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return advance(begin, extents, rows, self._options.max_bytes)
+
+    def _waits_for_more(self, begin: Offsets, extents: Mapping[str, Extent]) -> bool:
+        """There is less than a batch should have, and it has not been waited for long enough. What
+        is to be worked through now is not waited for."""
+        least = self._options.min_offsets
+        there = sum(max(0, extents[topic].end - at) for topic, at in begin.items())
+        if least is None or self._target is not None or not 0 < there < least:
+            self._waits_since = None
+            return False
+        now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since = now
+        if now - self._waits_since >= self._options.max_delay:
+            self._waits_since = None
+            return False
+        time.sleep(_LONGEST_IDLE)
+        return True
 
     def _news(self, begin: Offsets) -> dict[str, Extent]:
         extents = self._look()

@@ -1,0 +1,189 @@
+"""The history of jobs as a Delta table: one row an event, by the day it happened.
+
+What is appended says up to which sequence of its topic it goes, in the same commit, and what lies
+below that is not appended again. So a lost or older checkpoint doubles nothing, and events that
+their topic has forgotten stay. Spark reads the Parquet files of the table's present version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from penstock.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from penstock.jobs.model.event import StageEvent
+from penstock.jobs.pipeline.declaration import Pipeline
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA_VERSION = 1
+_NAME = f"penstock job events, schema {SCHEMA_VERSION}"
+_MOMENT = pa.timestamp("us", tz="UTC")
+_TYPES: dict[type, pa.DataType] = {
+    msgspec.inspect.IntType: pa.int64(),
+    msgspec.inspect.FloatType: pa.float64(),
+    msgspec.inspect.BoolType: pa.bool_(),
+    msgspec.inspect.DateTimeType: _MOMENT,
+}
+# Somebody else may have compacted the table meanwhile.
+_TRIES = 10
+
+
+class Told(NamedTuple):
+    """An event and where its topic has it."""
+
+    sequence: int
+    publish_time: Any
+    event: StageEvent
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """How many files a history had, and has."""
+
+    before: int
+    after: int
+
+
+class History:
+    """A history that one pipeline's events are added to."""
+
+    def __init__(self, location: str, pipeline: Pipeline) -> None:
+        _check_folder(location)
+        self._location = location
+        self._facts = {name: _type(kind, name) for name, kind in pipeline.facts.items()}
+
+    def append(self, source: str, events: Sequence[Told]) -> int:
+        """Add what is not there yet of events in the order of their topic; how many that was.
+        `source` names the topic, another one when it is made anew."""
+        from deltalake.exceptions import CommitFailedError
+
+        for _ in range(_TRIES):
+            table = _open(self._location)
+            known = table.transaction_version(source) if table is not None else None
+            fresh = [told for told in events if known is None or told.sequence > known]
+            if not fresh:
+                return 0
+            try:
+                self._write(table, source, fresh)
+            except CommitFailedError:
+                continue
+            return len(fresh)
+        raise UnavailableError(
+            f"The history {self._location} is changed by somebody else all the time; let one "
+            "pipeline write to it"
+        )
+
+    def _write(self, table: DeltaTable | None, source: str, events: Sequence[Told]) -> None:
+        from deltalake import CommitProperties, Transaction, write_deltalake
+
+        reached = Transaction(source, events[-1].sequence)
+        write_deltalake(
+            self._location if table is None else table,
+            self._rows(source, events),
+            mode="append",
+            name=_NAME if table is None else None,
+            partition_by=["day"],
+            schema_mode=None if table is None else "merge",
+            # What is below `reached` must be looked at again before another attempt.
+            commit_properties=CommitProperties(app_transactions=[reached], max_commit_retries=0),
+        )
+
+    def _rows(self, source: str, events: Sequence[Told]) -> pa.Table:
+        def column(kind: pa.DataType, values: Iterable[Any]) -> pa.Array:
+            return pa.array(list(values), kind)
+
+        said = [told.event for told in events]
+        columns = {
+            "source": column(pa.string(), (source for _ in events)),
+            "sequence": column(pa.int64(), (told.sequence for told in events)),
+            "publish_time": column(_MOMENT, (told.publish_time for told in events)),
+            "event": column(pa.string(), (type(e).__struct_config__.tag for e in said)),
+            "job_id": column(pa.string(), (e.job_id for e in said)),
+            "user_id": column(pa.string(), (e.user_id for e in said)),
+            "media_type": column(pa.string(), (e.media_type.value for e in said)),
+            "stage": column(pa.string(), (e.stage.value for e in said)),
+            "previous_stage": column(
+                pa.string(), (None if e.previous is None else e.previous.value for e in said)
+            ),
+            "run": column(pa.int32(), (e.run for e in said)),
+            "at": column(_MOMENT, (e.at for e in said)),
+        }
+        for name, kind in self._facts.items():
+            columns[name] = column(kind, _facts(said, name, kind))
+        columns["correlation_id"] = column(pa.string(), (e.correlation_id for e in said))
+        columns["day"] = column(pa.date32(), (e.at.date() for e in said))
+        return pa.table(columns)
+
+
+def read_history(spark: SparkSession, location: str) -> DataFrame:
+    """The events of a history as they are now; read again for those that have come since."""
+    table = _there(location)
+    return spark.read.option("basePath", location).parquet(*table.file_uris())
+
+
+def compact(location: str, *, keep_hours: int = 168) -> Compacted:
+    """Put small files together, each day's for itself, and delete files that no version of the last
+    `keep_hours` needs."""
+    table = _there(location)
+    before = len(table.file_uris())
+    table.optimize.compact()
+    table.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=False)
+    table.create_checkpoint()
+    return Compacted(before, len(table.file_uris()))
+
+
+def _open(location: str) -> DeltaTable | None:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        return DeltaTable(location)
+    except TableNotFoundError:
+        return None
+
+
+def _there(location: str) -> DeltaTable:
+    table = _open(location)
+    if table is None:
+        raise NotFoundError(
+            f"There is no history in {location}; a pipeline with --history makes it"
+        )
+    return table
+
+
+def _check_folder(location: str) -> None:
+    """Refuse what an earlier version wrote: its files would be read with ours by some and not by
+    others."""
+    folder = Path(location)
+    if "://" in location or (folder / "_delta_log").exists() or not folder.is_dir():
+        return
+    if any(folder.glob("batch=*")):
+        raise FailedPreconditionError(
+            f"The history {location} was written by an earlier version, batch by batch; give a new "
+            "folder, and read the old one beside it"
+        )
+
+
+def _type(kind: type[StageEvent], name: str) -> pa.DataType:
+    if name == "attempts":
+        return pa.int32()
+    [found] = [field for field in msgspec.structs.fields(kind) if field.name == name]
+    info = msgspec.inspect.type_info(found.type)
+    types = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    return next((_TYPES[type(one)] for one in types if type(one) in _TYPES), pa.string())
+
+
+def _facts(events: Sequence[StageEvent], name: str, kind: pa.DataType) -> Iterator[Any]:
+    for event in events:
+        value = getattr(event, name, None)
+        if value is not None and pa.types.is_string(kind) and not isinstance(value, str):
+            value = msgspec.json.encode(value).decode()
+        yield value

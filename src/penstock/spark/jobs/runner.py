@@ -1,0 +1,114 @@
+"""What runs in each Python process of Spark: an event loop in a thread, the database, and whatever
+handlers need, a model for instance, opened once and used for all that comes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.jobs.incoming import Incoming
+from penstock.jobs.model.event import StageEvent
+from penstock.jobs.pipeline.declaration import pipeline_of
+from penstock.jobs.processing import Processing
+from penstock.jobs.settings import settings_from_json
+from penstock.jobs.store.identity import check_identity
+from penstock.jobs.store.job_store import ProcessingJobStore
+from penstock.jobs.telemetry import JobObservers, LoggingObserver
+from penstock.jobs.tools import open_tools
+from penstock.jobs.views.sql import SqlJobViews
+from penstock.spark.jobs.partition import Partition
+from penstock.spark.jobs.places import check_file
+from penstock.transactional import Database
+
+_OBSERVER = JobObservers(LoggingObserver())
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What a task needs to find the jobs; it travels with the task.
+
+    `settings`: as JSON. `pipeline`: where it is found, as `module:NAME`. `identity`: of the
+    database that the driver uses.
+    """
+
+    settings: bytes
+    pipeline: str
+    identity: str
+
+    def runner(self) -> Runner:
+        """The one of this process, made when it is first wanted."""
+        with _lock:
+            if self not in _runners:
+                _runners[self] = Runner(self)
+            return _runners[self]
+
+    def leave(self) -> None:
+        """End the runner of this process, if there is one."""
+        with _lock:
+            runner = _runners.pop(self, None)
+        if runner is not None:
+            runner.close()
+
+
+class Runner:
+    """Stages and the read model, for the tasks of this process."""
+
+    def __init__(self, workplace: Workplace) -> None:
+        self._settings = settings_from_json(workplace.settings, pipeline_of(workplace.pipeline))
+        self._loop = asyncio.new_event_loop()
+        # It ends with the process: Spark ends its workers without telling them.
+        threading.Thread(target=self._loop.run_forever, name="penstock", daemon=True).start()
+        self._stack = AsyncExitStack()
+        self._tools: Any = None
+        self._has_tools = False
+        try:
+            self._store, self._views = self._wait(self._open(workplace.identity))
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, name: str, messages: Sequence[Incoming]) -> None:
+        """Deal with a batch. When this raises, some of it may be dealt with: run it again."""
+        self._wait(self._run(name, messages))
+
+    def apply(self, events: Sequence[StageEvent]) -> None:
+        """To the read model, in one transaction; again it changes nothing."""
+        self._wait(self._views.apply(events))
+
+    def close(self) -> None:
+        self._wait(self._stack.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _open(self, identity: str) -> tuple[ProcessingJobStore, SqlJobViews]:
+        """Tables are there, made by the driver; only see that they are the driver's."""
+        check_file(self._settings)
+        database = await self._stack.enter_async_context(Database(self._settings.database))
+        await check_identity(database, identity)
+        store = ProcessingJobStore(database, self._settings)
+        self._stack.push_async_exit(store)
+        return store, SqlJobViews(database, pipeline=self._settings.pipeline)
+
+    async def _run(self, name: str, messages: Sequence[Incoming]) -> None:
+        pipeline = self._settings.pipeline
+        if not self._has_tools:
+            opened = open_tools(self._settings, self._store)
+            self._tools = await self._stack.enter_async_context(opened)
+            self._has_tools = True
+        stage = pipeline.stage(name)
+        settings = self._settings.stages.of(stage)
+        processing = Processing(
+            stage.using(self._tools), settings, self._store, _OBSERVER, unknown_fails=True
+        )
+        await Partition(processing, self._store, settings.concurrency).run(messages)
+
+
+_runners: dict[Workplace, Runner] = {}
+_lock = threading.Lock()

@@ -1,0 +1,115 @@
+"""The messages of one task, without Spark around them."""
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from penstock.errors import FailedPreconditionError
+from penstock.jobs import MEDIA, Done, JobStage, MediaType, Retry, load_settings
+from penstock.jobs.incoming import Incoming
+from penstock.jobs.processing import Processing
+from penstock.jobs.service import JobService
+from penstock.jobs.store.job_store import ProcessingJobStore
+from penstock.jobs.telemetry import JobObserver
+from penstock.spark.jobs.partition import Partition
+from penstock.transactional import Database
+from tests.support.job_scenes import INFO
+
+SETTINGS = load_settings(environ={})
+
+
+@asynccontextmanager
+async def store_in(folder):
+    async with (
+        Database(f"sqlite:///{folder}/jobs.db") as database,
+        ProcessingJobStore(database, SETTINGS) as made,
+    ):
+        yield made
+
+
+async def asked_for(store, *sources):
+    """Jobs, and their messages as the topic would have them."""
+    made = [(await JobService(store).submit("ann", MediaType.AUDIO, s))[0] for s in sources]
+    encoded = [store.pipeline.codec.encode_job(record.job) for record in made]
+    return [record.job.job_id for record in made], [
+        Incoming("job-processing", str(one.message_id), one.attributes, one.data) for one in encoded
+    ]
+
+
+def partition(store, handler, concurrency=4):
+    stage = replace(MEDIA.stages[0], handler=handler)
+    settings = SETTINGS.stages.of(MEDIA.stages[0])
+    processing = Processing(stage, settings, store, JobObserver(), unknown_fails=True)
+    return Partition(processing, store, concurrency)
+
+
+async def stages(store, ids):
+    return [(await store.get(job_id)).job.stage for job_id in ids]
+
+
+async def test_every_job_is_handled_once_and_goes_on(tmp_path):
+    async with store_in(tmp_path) as store:
+        calls = []
+
+        async def handler(job):
+            calls.append(job.job_id)
+            return Done(info=INFO)
+
+        ids, messages = await asked_for(store, *(["a.wav"] * 9))
+        await partition(store, handler).run(messages)
+        assert sorted(calls) == sorted(ids)
+        assert set(await stages(store, ids)) == {JobStage.METADATA_READY}
+        # A batch that is run again finds what was done.
+        await partition(store, handler).run(messages)
+        assert len(calls) == 9
+
+
+async def test_an_unknown_job_fails_the_batch_and_buries_nothing(tmp_path):
+    async with store_in(tmp_path) as store:
+
+        async def handler(job):
+            return Done(info=INFO)
+
+        ids, messages = await asked_for(store, "a.wav")
+        stranger = store.pipeline.codec.decode_job(messages[0].data, messages[0].attributes)
+        draft = store.pipeline.codec.encode_job(
+            msgspec.structs.replace(stranger, job_id="job_" + "0" * 32)
+        )
+        sent = await store.outbox.pending()
+        with pytest.raises(FailedPreconditionError, match="is it the one of these jobs"):
+            await partition(store, handler).run(
+                [Incoming("job-processing", "x", draft.attributes, draft.data)]
+            )
+        assert await store.outbox.pending() == sent
+        assert await stages(store, ids) == [JobStage.QUEUED]
+
+
+async def test_a_job_whose_last_attempt_never_ended_is_tried_after_the_others_and_alone(tmp_path):
+    async with store_in(tmp_path) as store:
+        order = []
+
+        async def handler(job):
+            order.append(job.job_id)
+            return Done(info=INFO)
+
+        ids, messages = await asked_for(store, "a.wav", "b.wav", "c.wav")
+        record = await store.get(ids[0])
+        await store.begin(record.job)
+        await partition(store, handler).run(messages)
+        assert sorted(order[:2]) == sorted(ids[1:]) and order[2] == ids[0]
+
+
+async def test_a_failure_that_may_pass_is_sent_again_and_counted(tmp_path):
+    async with store_in(tmp_path) as store:
+
+        async def handler(job):
+            return Retry("busy")
+
+        ids, messages = await asked_for(store, "a.wav")
+        before = await store.outbox.pending()
+        await partition(store, handler).run(messages)
+        record = await store.get(ids[0])
+        assert (record.job.stage, record.attempts, record.trying) == (JobStage.QUEUED, 1, False)
+        assert await store.outbox.pending() == before + 1

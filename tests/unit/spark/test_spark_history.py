@@ -1,0 +1,124 @@
+"""The history: what is in it says what is added."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from deltalake import DeltaTable
+
+from penstock.errors import FailedPreconditionError, NotFoundError
+from penstock.jobs import MEDIA, JobFailed, JobQueued, MediaType
+from penstock.spark.jobs.history import History, Told, compact
+
+START = datetime(2026, 3, 1, 23, 59, 58, tzinfo=UTC)
+
+
+def told(*sequences):
+    """Events a second apart, across midnight."""
+    made = []
+    for at in sequences:
+        common = {
+            "job_id": f"00000000-0000-4000-8000-{at:012}",
+            "user_id": "ann",
+            "media_type": MediaType.AUDIO,
+            "run": 1,
+            "at": START + timedelta(seconds=at),
+        }
+        event = JobFailed(**common, reason="busy") if at % 2 else JobQueued(**common)
+        made.append(Told(at, START, event))
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "history")
+
+
+def rows(folder):
+    table = DeltaTable(folder).to_pyarrow_table()
+    return sorted(zip(*(table.column(n).to_pylist() for n in ("source", "sequence")), strict=True))
+
+
+def test_an_event_is_a_row_with_its_facts_in_the_partition_of_its_day(folder):
+    assert History(folder, MEDIA).append("events@1", told(1, 2)) == 2
+    first, second = DeltaTable(folder).to_pyarrow_table().sort_by("sequence").to_pylist()
+    assert (first["event"], first["reason"], first["attempts"]) == ("JobFailed", "busy", 1)
+    assert (second["event"], second["reason"], second["stage"]) == ("JobQueued", None, "Queued")
+    assert [str(row["day"]) for row in (first, second)] == ["2026-03-01", "2026-03-02"]
+    assert second["at"] == START + timedelta(seconds=2)
+
+
+@pytest.mark.parametrize("again", [(1, 2, 3), (1, 2), (2, 3), (3,)])
+def test_what_is_there_is_not_added_again_however_it_is_cut(folder, again):
+    history = History(folder, MEDIA)
+    history.append("events@1", told(1, 2, 3))
+    assert history.append("events@1", told(*again)) == 0
+    assert history.append("events@1", told(*again, 4, 5)) == 2
+    assert [sequence for _, sequence in rows(folder)] == [1, 2, 3, 4, 5]
+
+
+def test_a_topic_that_was_made_anew_is_another_source(folder):
+    history = History(folder, MEDIA)
+    history.append("events@1", told(1, 2))
+    history.append("events@2", told(1))
+    assert rows(folder) == [("events@1", 1), ("events@1", 2), ("events@2", 1)]
+
+
+def test_events_that_their_topic_has_forgotten_stay(folder):
+    history = History(folder, MEDIA)
+    history.append("events@1", told(1, 2, 3))
+    # A new checkpoint, after retention: the topic begins at 3 now.
+    history.append("events@1", told(3, 4))
+    assert [sequence for _, sequence in rows(folder)] == [1, 2, 3, 4]
+
+
+def test_compacting_changes_files_and_nothing_else(folder):
+    history = History(folder, MEDIA)
+    for at in range(1, 9):
+        history.append("events@1", told(at))
+    before = rows(folder)
+    done = compact(folder, keep_hours=0)
+    assert (done.before, done.after) == (8, 2)
+    assert rows(folder) == before
+    assert history.append("events@1", told(8, 9)) == 1
+
+
+def test_whoever_compacts_meanwhile_does_not_get_in_the_way(folder, monkeypatch):
+    history = History(folder, MEDIA)
+    history.append("events@1", told(1))
+    history.append("events@1", told(3))
+    write = history._write
+
+    def late(table, *rest):
+        monkeypatch.setattr(history, "_write", write)
+        compact(folder)
+        write(table, *rest)
+
+    monkeypatch.setattr(history, "_write", late)
+    history.append("events@1", told(4))
+    assert [sequence for _, sequence in rows(folder)] == [1, 3, 4]
+
+
+def test_a_second_driver_adds_nothing_twice(folder, monkeypatch):
+    one, other = History(folder, MEDIA), History(folder, MEDIA)
+    one.append("events@1", told(1))
+    write = one._write
+
+    def late(table, *rest):
+        monkeypatch.setattr(one, "_write", write)
+        other.append("events@1", told(2, 3))
+        write(table, *rest)
+
+    monkeypatch.setattr(one, "_write", late)
+    one.append("events@1", told(2))
+    assert [sequence for _, sequence in rows(folder)] == [1, 2, 3]
+
+
+def test_a_history_of_an_earlier_version_is_refused(tmp_path):
+    (tmp_path / "batch=0").mkdir()
+    with pytest.raises(FailedPreconditionError, match="earlier version"):
+        History(str(tmp_path), MEDIA)
+
+
+def test_what_is_not_there_cannot_be_compacted(folder):
+    with pytest.raises(NotFoundError, match="--history makes it"):
+        compact(folder)
