@@ -8,6 +8,7 @@ from sqlalchemy import MetaData, text
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.jobs import ProcessingJobStore, SqlJobViews
+from penstock.jobs.store.identity import metadata as identity
 from penstock.jobs.store.records import metadata as jobs
 from penstock.jobs.views.sql import sql_metadata as views
 from penstock.transactional import Database, Inbox, Outbox, schema
@@ -18,7 +19,13 @@ from tests.support.released_tables import JOB, ROWS, make_released_database
 
 pytestmark = pytest.mark.real_time
 
-DECLARED: dict[str, MetaData] = {"outbox": outbox, "inbox": inbox, "jobs": jobs, "views": views}
+DECLARED: dict[str, MetaData] = {
+    "outbox": outbox,
+    "inbox": inbox,
+    "jobs": jobs,
+    "views": views,
+    "identity": identity,
+}
 
 
 async def run(database, statement):

@@ -12,10 +12,10 @@ from penstock.errors import FailedPreconditionError
 from penstock.transactional import Database, insert_into
 from penstock.transactional.schema import prepare
 
-_metadata = MetaData()
+metadata = MetaData()
 _identity = Table(
     "penstock_database",
-    _metadata,
+    metadata,
     Column("row", Integer, primary_key=True, autoincrement=False),
     Column("identity", String(36), nullable=False),
 )
@@ -24,7 +24,7 @@ _NAMED = select(_identity.c.identity).where(_identity.c.row == 1)
 
 async def identity_of(database: Database) -> str:
     """The database's own name; made when it has none yet."""
-    await prepare(database, "identity", _metadata)
+    await prepare(database, "identity", metadata)
     async with database.transaction() as connection:
         own = {"row": 1, "identity": str(uuid.uuid4())}
         insert = insert_into(connection, _identity).on_conflict_do_nothing(index_elements=["row"])
