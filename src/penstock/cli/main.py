@@ -11,26 +11,26 @@ if TYPE_CHECKING:
 
 # Groups by name, where they are, and the extra they need.
 _GROUPS = {
-    "run": ("penstock.cli.run", "cli"),
-    "asyncapi": ("penstock.cli.asyncapi", "cli"),
-    "dead": ("penstock.cli.dead", "cli"),
-    "topics": ("penstock.cli.topics", "cli"),
-    "subscriptions": ("penstock.cli.topics", "cli"),
-    "provision": ("penstock.cli.provision", "cli,web,media,google"),
-    "server": ("penstock.cli.server", "cli,local"),
+    "run": ("penstock.cli.apps.run", "cli"),
+    "asyncapi": ("penstock.cli.apps.asyncapi", "cli"),
+    "dead": ("penstock.cli.brokers.dead", "cli"),
+    "topics": ("penstock.cli.brokers.topics", "cli"),
+    "subscriptions": ("penstock.cli.brokers.topics", "cli"),
+    "provision": ("penstock.cli.jobs.provision", "cli,web,media,google"),
+    "server": ("penstock.cli.brokers.server", "cli,local"),
     "db": ("penstock.cli.db", "cli,sql"),
-    "bridge": ("penstock.cli.bridge", "cli,sql,nats"),
-    "emulator": ("penstock.cli.emulator", "emulator,local"),
-    "jobs": ("penstock.cli.jobs", "cli,web,media,local"),
-    "worker": ("penstock.cli.worker", "cli,web,media,local"),
-    "pipeline": ("penstock.cli.pipeline", "cli,web,media,local"),
+    "bridge": ("penstock.cli.bridge.bridge", "cli,sql,nats"),
+    "emulator": ("penstock.cli.brokers.emulator", "emulator,local"),
+    "jobs": ("penstock.cli.jobs.jobs", "cli,web,media,local"),
+    "worker": ("penstock.cli.jobs.worker", "cli,web,media,local"),
+    "pipeline": ("penstock.cli.jobs.pipeline", "cli,web,media,local"),
 }
 
 
 def main() -> None:
     if sys.argv[1:2] == ["emulator"]:
         # It reads its arguments itself, and must be up before what the others need is loaded.
-        from penstock.cli.emulator import emulator
+        from penstock.cli.brokers.emulator import emulator
 
         emulator()
         return

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import App, Draft, PubSub, Reject, Retry
-from penstock.cli.dead import dead
+from penstock.cli.brokers.dead import dead
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.jobs import JobStage
 from tests.support.job_scenes import Place, jobs_on

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from penstock.cli.provision import provision as command
+from penstock.cli.jobs.provision import provision as command
 from penstock.testing.emulator import EmulatorInThread
 from tests.support.google_clients import Google
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import DeadLetterPolicy, PubSub, RetryPolicy
-from penstock.cli.topics import subscriptions, topics
+from penstock.cli.brokers.topics import subscriptions, topics
 from penstock.errors import InvalidArgumentError, NotFoundError
 from tests.support.servers import NatsServer
 

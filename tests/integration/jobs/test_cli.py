@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from penstock.cli.jobs import _kind_of
+from penstock.cli.jobs.jobs import _kind_of
 from penstock.jobs import MediaType
 
 pytestmark = pytest.mark.timeout(600)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from penstock.cli.loading import load_app
+from penstock.cli.apps.loading import load_app
 from penstock.errors import InvalidArgumentError
 
 

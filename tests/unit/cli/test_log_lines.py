@@ -3,7 +3,7 @@
 import json
 import logging
 
-from penstock.cli.log_lines import JsonLines
+from penstock.cli.apps.log_lines import JsonLines
 
 
 def test_a_record_is_one_line_with_its_fields_and_its_error():

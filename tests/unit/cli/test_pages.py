@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.cli.pages import serving
+from penstock.cli.apps.pages import serving
 from penstock.errors import UnavailableError
 
 

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from penstock import App, Attribute, Message, Reject, Router
-from penstock.cli import asyncapi as command
+from penstock.cli.apps import asyncapi as command
 from penstock.consuming.asyncapi import describe
 from penstock.errors import InvalidArgumentError
 from tests.support.shop import Account, Invoice, Order, Parcel

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from penstock.cli.app_process import FAILED, HEARTBEAT, MISTAKEN, Orders, ports
-from penstock.cli.log_lines import write_logs
-from penstock.cli.pages import Page, serving
+from penstock.cli.apps.app_process import FAILED, HEARTBEAT, MISTAKEN, Orders, ports
+from penstock.cli.apps.log_lines import write_logs
+from penstock.cli.apps.pages import Page, serving
 from penstock.rules.backoff import Backoff
 
 _log = logging.getLogger("penstock.app")
@@ -48,7 +48,7 @@ class Worker:
         ours, theirs = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "penstock.cli.app_process"),
+                *(sys.executable, "-m", "penstock.cli.apps.app_process"),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=(theirs,),
                 # Ctrl-C is for the supervisor, which tells the others.

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.api import Api
+from penstock.cli.jobs.api import Api
 from penstock.cli.sharing import with_options
 from penstock.connect import check_shared
 from penstock.jobs.pipeline.declaration import Pipeline, pipeline_of

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.metrics import serving_metrics
-from penstock.cli.options import MetricsPort, SettingsOptions, with_settings
-from penstock.cli.process import log_to_terminal
+from penstock.cli.jobs.metrics import serving_metrics
+from penstock.cli.jobs.options import MetricsPort, SettingsOptions, with_settings
+from penstock.cli.jobs.process import log_to_terminal
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

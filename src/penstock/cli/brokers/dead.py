@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.broker import (
+from penstock.cli.brokers.broker import (
     AsJson,
     BrokerUrl,
     moment,

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
-from penstock.cli.api import Api
-from penstock.cli.following import follow, stage_text
-from penstock.cli.metrics import observer
-from penstock.cli.options import SettingsOptions, with_api, with_settings
-from penstock.cli.process import run_until_stopped
+from penstock.cli.jobs.api import Api
+from penstock.cli.jobs.following import follow, stage_text
+from penstock.cli.jobs.metrics import observer
+from penstock.cli.jobs.options import SettingsOptions, with_api, with_settings
+from penstock.cli.jobs.process import run_until_stopped
 from penstock.errors import InvalidArgumentError
 from penstock.jobs.model.names import MediaType
 from penstock.jobs.settings import JobSettings

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.metrics import observer, serving_metrics
-from penstock.cli.options import MetricsPort, SettingsOptions, with_settings
-from penstock.cli.process import run_until_stopped
+from penstock.cli.jobs.metrics import observer, serving_metrics
+from penstock.cli.jobs.options import MetricsPort, SettingsOptions, with_settings
+from penstock.cli.jobs.process import run_until_stopped
 from penstock.jobs.settings import JobSettings
 
 

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from penstock.bridge import BridgeSettings
 from penstock.bridge.outbox import EventOutbox
-from penstock.cli.bridge_options import Address, App, Destination, Stream, settings_from
-from penstock.cli.broker import moment, safe
+from penstock.cli.bridge.options import Address, App, Destination, Stream, settings_from
+from penstock.cli.brokers.broker import moment, safe
 from penstock.errors import InvalidArgumentError
 from penstock.transactional import Database, Inbox
 

@@ -1,7 +1,8 @@
 """One process of an app: `penstock run` in one, or one of several under a supervisor.
 
-Under a supervisor it is started as `python -m penstock.cli.app_process`, told what to do by one
-line on its input, and tells by a pipe how it is doing. When nobody reads that any more, it drains.
+Under a supervisor it is started as `python -m penstock.cli.apps.app_process`, told what to do by
+one line on its input, and tells by a pipe how it is doing. When nobody reads that any more, it
+drains.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from contextlib import AsyncExitStack, suppress
 
 import msgspec
 
-from penstock.cli.loading import load_app
-from penstock.cli.log_lines import write_logs
-from penstock.cli.pages import Page, serving
+from penstock.cli.apps.loading import load_app
+from penstock.cli.apps.log_lines import write_logs
+from penstock.cli.apps.pages import Page, serving
 from penstock.connect import check_shared
 from penstock.consuming import App
 from penstock.errors import InvalidArgumentError, NotFoundError, PenstockError

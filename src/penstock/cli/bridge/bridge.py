@@ -12,7 +12,7 @@ import typer
 
 from penstock.bridge import Bridge, BridgeSettings
 from penstock.bridge.connection import servers
-from penstock.cli.bridge_options import (
+from penstock.cli.bridge.options import (
     Address,
     App,
     Destination,
@@ -20,8 +20,8 @@ from penstock.cli.bridge_options import (
     Url,
     settings_from,
 )
-from penstock.cli.bridge_tables import inbox, outbox
-from penstock.cli.process import run_until_stopped
+from penstock.cli.bridge.tables import inbox, outbox
+from penstock.cli.jobs.process import run_until_stopped
 from penstock.transactional import Database, schema
 
 bridge = typer.Typer(

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from penstock.cli.api import Api
+from penstock.cli.jobs.api import Api
 from penstock.errors import UnavailableError
 from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff

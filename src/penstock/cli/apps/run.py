@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.app_process import Orders, run_process
+from penstock.cli.apps.app_process import Orders, run_process
 from penstock.errors import InvalidArgumentError
 
 
@@ -58,7 +58,7 @@ def run(
     if workers == 1 and not reload:
         code = run_process(orders)
     else:
-        from penstock.cli.supervising import supervise
+        from penstock.cli.apps.supervising import supervise
 
         code = supervise(orders, workers, reload=Path.cwd() if reload else None)
     raise typer.Exit(code)

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from penstock.cli.loading import load_app
+from penstock.cli.apps.loading import load_app
 
 
 def asyncapi(

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from penstock.broker import Extent, Log, SubscriptionStatus
 from penstock.capabilities import log_of
-from penstock.cli.broker import (
+from penstock.cli.brokers.broker import (
     AsJson,
     BrokerUrl,
     moment,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from penstock.cli.options import SettingsOptions, with_settings
+from penstock.cli.jobs.options import SettingsOptions, with_settings
 from penstock.client import PubSub
 from penstock.config import SubscriptionConfig
 from penstock.errors import InvalidArgumentError

@@ -1,0 +1,1 @@
+"""Commands around brokers: their topics, dead letters and servers."""
