@@ -39,8 +39,9 @@ class Accounts:
 
     def __init__(self, broker: str, database: str) -> None:
         self.engine = create_async_engine(database)
-        options = {"use_outbox": True, "use_inbox": True}
-        self.bridge = Bridge("accounts", "mailer", url=broker, database_url=database, **options)
+        self.bridge = Bridge(
+            "accounts", "mailer", url=broker, database_url=database, use_outbox=True, use_inbox=True
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

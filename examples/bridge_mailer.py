@@ -21,8 +21,9 @@ letters = Table("letters", metadata, Column("to", String, primary_key=True))
 class Mailer:
     def __init__(self, broker: str, database: str) -> None:
         self.database = Database(database)
-        options = {"use_outbox": True, "use_inbox": True}
-        self.bridge = Bridge("mailer", "accounts", url=broker, database_url=database, **options)
+        self.bridge = Bridge(
+            "mailer", "accounts", url=broker, database_url=database, use_outbox=True, use_inbox=True
+        )
         self.consumer = self.bridge.consumer(self.welcome)
 
     async def welcome(self, event: Event, connection: AsyncConnection) -> None:
