@@ -35,14 +35,17 @@ from penstock.errors import PenstockError
 from penstock.message import Delivery
 
 # The longest a request waits at the server: a client that is alive is heard of so often.
-_EXPIRES = 3.0
+_EXPIRES = 2.0
 # After so long without a pull, nobody receives: what waits here is for others.
 _IDLE = 1.0
 # How often the server is asked whether what keys wait for is settled.
 _ASK_EVERY = 0.5
 # What may be with somebody else is looked up by key; beyond so many messages all keys wait.
 _MOST_SUSPECTS = 5_000
+# What is lent or away may come with the next request only, though there is no room: one a second,
+# so many beyond what was asked for, and then for each the last one goes back.
 _MAKE_ROOM_EVERY = 1.0
+_EXTRA = 64
 _COMES_BACK_AFTER = 5.0
 _WRONG_PIN = 423
 
@@ -193,9 +196,10 @@ class OrderedQueue:
             room = max(messages, 1) - self._book.here
             if room <= 0:
                 await self._change(_MAKE_ROOM_EVERY)
-                if self._book.here < messages or not self._book.waits:
+                if self._book.here < messages or not (self._book.waits or self._book.lent):
                     continue
-                self._make_room()
+                if self._book.here >= messages + _EXTRA:
+                    self._make_room()
             await self._request(max(room, 1), size)
 
     def _make_room(self) -> None:
@@ -203,8 +207,12 @@ class OrderedQueue:
         come later, behind those that it waits for."""
         last = self._book.give_back_last()
         if last is not None:
-            delay = b'-NAK {"delay": %d}' % int(_COMES_BACK_AFTER * NS)
-            self._wire.post([publish_operation(last.ack_id.encode(), b"", b"", delay)])
+            ack_id = last.ack_id.encode()
+            later = b'-NAK {"delay": %d}' % int(_COMES_BACK_AFTER * NS)
+            told = [*(o for o in self._pulling.giving_back([ack_id]) if o[0] != ack_id)]
+            self._wire.post(
+                [publish_operation(to, b"", b"", what) for to, what in [*told, (ack_id, later)]]
+            )
 
     def _subscribe(self) -> None:
         if self._unsubscribe is None:

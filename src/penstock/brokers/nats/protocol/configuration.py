@@ -185,7 +185,7 @@ def updated_consumer(info: dict[str, Any], config: SubscriptionConfig) -> dict[s
 _PULLED = {"max_ack_pending": -1, "max_waiting": 512}
 _PUSHED_AT_MOST = 1000
 # One client is served; after so long without a word from it, another that waits.
-TAKE_OVER_AFTER = 10.0
+TAKE_OVER_AFTER = 6.0
 _ONE_AT_A_TIME = {
     "priority_groups": ["ordered"],
     "priority_policy": "pinned_client",
