@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
@@ -18,6 +17,7 @@ from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.dead_letters import DeadLetterMover
 from penstock.brokers.nats.loans import Loans, foreign_ids, needs_loans
 from penstock.brokers.nats.log import NatsLog
+from penstock.brokers.nats.ordered import OrderedQueue
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.configuration import Consumer
 from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_ack_subject
@@ -59,6 +59,7 @@ class NatsBroker:
         dead_letters=True,
         retry_policy=True,
         delayed_nack=True,
+        ordering=True,
         exactly_once=True,
         delivery_attempts=True,
         dedupe=True,
@@ -93,7 +94,8 @@ class NatsBroker:
         )
         self._loans: dict[str, Loans] = {}
         self._pushed: dict[str, PushInbox] = {}
-        self._catalogue.on_forget = lambda subscription: self._loans.pop(subscription, None)
+        self._ordered: dict[str, OrderedQueue] = {}
+        self._catalogue.on_forget = self._forget
         connection.on_denied = self._publishing.denied
 
     @classmethod
@@ -153,18 +155,32 @@ class NatsBroker:
         until = self._clock.monotonic() + wait
         while True:
             remaining = max(0.0, until - self._clock.monotonic())
+            consumer = await self._catalogue.consumer(subscription)
             try:
-                source = self._source(consumer)
-                raws = await source(max_messages, max_bytes, remaining)
+                taken = await self._take(consumer, max_messages, max_bytes, remaining)
             except SubscriptionNotFoundError as missing:
                 raise await self._confirmed(missing, subscription) from missing
-            if not raws and consumer.config.push is not None:
+            if not taken and consumer.config.push is not None:
                 # Nobody tells us when a push consumer is gone: it is just quiet.
                 await self._catalogue.consumer_info(subscription)
-            deliveries = await self._sifted(consumer, raws)
+            deliveries = await self._sifted(consumer, taken)
             if deliveries or self._clock.monotonic() >= until:
                 self._remember(consumer.config, deliveries)
                 return deliveries
+
+    async def _take(
+        self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
+    ) -> list[Delivery]:
+        """What comes: asked for, pushed, or lent in order."""
+        config = consumer.config
+        self._connection.wire.check_open()
+        if config.push is not None:
+            raws = await self._push_inbox(consumer).pull(max_messages, max_bytes, wait)
+        elif config.message_ordering:
+            return await self._ordered_queue(consumer).pull(max_messages, max_bytes, wait)
+        else:
+            raws = await self._pulling.pull(consumer, max_messages, max_bytes, wait)
+        return [_delivery(consumer, raw) for raw in raws]
 
     async def _confirmed(
         self, missing: SubscriptionNotFoundError, subscription: str
@@ -180,29 +196,56 @@ class NatsBroker:
             f"Subscription {subscription!r} is there, but nobody hands over its messages now"
         )
 
-    def _source(self, consumer: Consumer) -> Callable[[int, int, float], Awaitable[list[Raw]]]:
-        """Where deliveries come from: asked for, or pushed."""
-        if consumer.config.push is None:
-            return partial(self._pulling.pull, consumer)
+    def _push_inbox(self, consumer: Consumer) -> PushInbox:
         name = consumer.config.name
         inbox = self._pushed.get(name)
         if inbox is None:
             inbox = PushInbox(self._connection.wire, self._pulling)
             inbox.open(consumer)
             self._pushed[name] = inbox
-        return inbox.pull
+        return inbox
 
-    async def _sifted(self, consumer: Consumer, raws: list[Raw]) -> list[Delivery]:
+    def _ordered_queue(self, consumer: Consumer) -> OrderedQueue:
+        name = consumer.config.name
+        queue = self._ordered.get(name)
+        if queue is None:
+            queue = self._ordered[name] = OrderedQueue(
+                consumer,
+                self._connection.wire,
+                self._pulling,
+                self._catalogue,
+                self.log,
+                _delivery,
+            )
+        return queue
+
+    def _forget(self, subscription: str) -> None:
+        """It is gone, or another than it was."""
+        self._loans.pop(subscription, None)
+        queue = self._ordered.pop(subscription, None)
+        if queue is not None:
+            queue.close()
+
+    async def _sifted(self, consumer: Consumer, taken: list[Delivery]) -> list[Delivery]:
         """What is to be handed over of what came; nothing of it is lost, however this ends."""
+        deliveries = taken
+        queue = self._ordered.get(consumer.config.name)
         try:
-            deliveries = [_delivery(consumer, raw) for raw in raws]
             if consumer.config.filter:
                 deliveries = await self._filtered(consumer, deliveries)
             if consumer.config.dead_letter_policy is not None:
                 deliveries = await self._without_spent(consumer, deliveries)
         except BaseException:
-            self._pulling.give_back([reply for _, reply, _, _ in raws])
+            self._pulling.give_back([delivery.ack_id.encode() for delivery in taken])
+            if queue is not None:
+                for delivery in taken:
+                    queue.settled(delivery.record.sequence, b"-NAK")
             raise
+        if queue is not None and len(deliveries) < len(taken):
+            kept = {delivery.record.sequence for delivery in deliveries}
+            for delivery in taken:
+                if delivery.record.sequence not in kept:
+                    queue.settled(delivery.record.sequence, b"+ACK")
         return deliveries
 
     async def _filtered(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
@@ -259,7 +302,12 @@ class NatsBroker:
             else:
                 acks.append((ack_id.encode(), await self._answer(consumer, settlement, loans)))
             answered.append(settlement)
-        if acks and config.enable_exactly_once_delivery:
+        queue = self._ordered.get(subscription)
+        if acks and (config.enable_exactly_once_delivery or queue is not None):
+            # In order, the next of a key goes only when the server is done with the one before.
+            if queue is not None:
+                for sequence, answer in _told(acks):
+                    queue.settling(sequence, answer)
             await self._pulling.write_acks_and_wait(acks)
         elif acks:
             await self._pulling.write_acks(acks)
@@ -267,6 +315,9 @@ class NatsBroker:
         if loans is not None:
             for settlement in answered:
                 loans.settled(settlement, now)
+        if queue is not None:
+            for sequence, answer in _told(acks):
+                queue.settled(sequence, answer)
         return responses
 
     async def _answer(
@@ -352,6 +403,8 @@ class NatsBroker:
         await self._mover.close()
         for inbox in self._pushed.values():
             inbox.close()
+        for queue in self._ordered.values():
+            queue.close()
         await self._connection.close()
 
     def _remember(self, config: SubscriptionConfig, deliveries: list[Delivery]) -> None:
@@ -367,6 +420,15 @@ class NatsBroker:
 
 def _says_missing(answer: Receipt | PublishFault) -> bool:
     return isinstance(answer, PublishFault) and isinstance(answer.error, TopicNotFoundError)
+
+
+def _told(acks: list[tuple[bytes, bytes]]) -> list[tuple[int, bytes]]:
+    """Which messages the server is told of, by sequence, and what."""
+    return [
+        (parse_ack_subject(to).sequence, answer)
+        for to, answer in acks
+        if to.startswith(b"$JS.ACK.")
+    ]
 
 
 def _delivery(consumer: Consumer, raw: Raw) -> Delivery:

@@ -93,7 +93,8 @@ class Pulling:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._wire = connection.wire
-        self._prefix = f"{connection.options.inbox_prefix}.{secrets.token_hex(8)}"
+        self.inbox_prefix = connection.options.inbox_prefix
+        self._prefix = f"{self.inbox_prefix}.{secrets.token_hex(8)}"
         self._names = itertools.count(1)
         self._idle: list[Inbox] = []
         self._busy: set[Inbox] = set()
@@ -153,14 +154,15 @@ class Pulling:
         body = encode_request(request)
         await self._request(inbox, [(subject, body)], expected=batch, wait=wait)
         code, text = inbox.status
-        if inbox.messages or code in (0, NO_MESSAGES, TIMED_OUT):
+        if inbox.messages:
             return inbox.messages
         if code == CONFLICT and "Exceeds MaxBytes" in text:
             # A message larger than the room asked for: it must get through some time.
             return await self._ask(inbox, consumer, 1, 0, 0)
-        if code == CONFLICT and text in _PASSING:
-            return []
-        raise _failure(consumer, code, text)
+        failure = ended_by(consumer, code, text)
+        if failure is not None:
+            raise failure
+        return []
 
     async def _request(
         self, inbox: Inbox, parts: list[tuple[bytes, bytes]], *, expected: int, wait: float = 0.0
@@ -225,7 +227,10 @@ def _naks(replies: list[bytes]) -> list[tuple[bytes, bytes]]:
     return [(reply, b"-NAK") for reply in replies]
 
 
-def _failure(consumer: Consumer, code: int, text: str) -> PenstockError:
+def ended_by(consumer: Consumer, code: int, text: str) -> PenstockError | None:
+    """What the status that ended a request means; None: ask again."""
+    if code in (0, NO_MESSAGES, TIMED_OUT) or (code == CONFLICT and text in _PASSING):
+        return None
     name = consumer.config.name
     if code == NO_RESPONDERS or "Consumer Deleted" in text or "Stream Deleted" in text:
         return SubscriptionNotFoundError(

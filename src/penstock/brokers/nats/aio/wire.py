@@ -50,9 +50,12 @@ class Wire:
     def connected(self) -> bool:
         return bool(self._client.is_connected)
 
-    def check_connected(self) -> None:
+    def check_open(self) -> None:
         if self.closed:
             raise closed_error()
+
+    def check_connected(self) -> None:
+        self.check_open()
         if not self._client.is_connected:
             raise UnavailableError(
                 "Not connected to the NATS server; a reconnect is being attempted"

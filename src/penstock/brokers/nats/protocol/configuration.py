@@ -36,6 +36,8 @@ class Consumer(msgspec.Struct, frozen=True):
     stream: str
     name: str
     config: SubscriptionConfig
+    group: str = ""
+    """Of whose clients one is served at a time; empty: all are."""
 
 
 def stream_config(config: TopicConfig) -> dict[str, Any]:
@@ -174,6 +176,7 @@ def consumer_config(
         # Who gives up a message is decided by us, who know which deliveries nobody saw.
         "max_deliver": -1,
         **(_pushed(config.push) if config.push is not None else _PULLED),
+        **(_ONE_AT_A_TIME if config.message_ordering and config.push is None else {}),
         "metadata": {_MARK: msgspec.json.encode(mark).decode()},
         "deliver_policy": "all",
         # None: as many as its stream has.
@@ -211,6 +214,13 @@ def updated_consumer(info: dict[str, Any], config: SubscriptionConfig) -> dict[s
 # A pull takes no more than it asks for; a push is bounded by what may be unsettled.
 _PULLED = {"max_ack_pending": -1, "max_waiting": 512}
 _PUSHED_AT_MOST = 1000
+# One client is served; after so long without a word from it, another that waits.
+TAKE_OVER_AFTER = 6.0
+_ONE_AT_A_TIME = {
+    "priority_groups": ["ordered"],
+    "priority_policy": "pinned_client",
+    "priority_timeout": int(TAKE_OVER_AFTER * NS),
+}
 
 
 def _pushed(push: PushDelivery) -> dict[str, Any]:
@@ -256,6 +266,7 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             expires_after=marked.get("expires"),
             subjects=_seen_subjects(config, marked),
         ),
+        next(iter(config.get("priority_groups") or ()), ""),
     )
 
 

@@ -127,6 +127,12 @@ def pending_of(block: bytes) -> int | None:
     return int(digits) if found and digits.isdigit() else None
 
 
+def pin_of(block: bytes) -> str:
+    """Which client of a consumer is served, as its messages say; empty when they do not."""
+    _, found, rest = block.rpartition(b"\r\nNats-Pin-Id: ")
+    return rest.partition(b"\r")[0].decode() if found else ""
+
+
 class Described(NamedTuple):
     """What the headers of a message say of it. `message_id` is empty when it was given none."""
 

@@ -27,6 +27,12 @@ def next_message(stream: str, consumer: str) -> str:
     return f"{_API}CONSUMER.MSG.NEXT.{stream}.{consumer}"
 
 
+def unpin(stream: str, consumer: str, group: str) -> bytes:
+    """An operation that lets another client of a group be served; nobody waits for its answer."""
+    subject = f"{_API}CONSUMER.UNPIN.{stream}.{consumer}".encode()
+    return publish_operation(subject, b"", b"", encode_request({"group": group}))
+
+
 def encode_request(body: object) -> bytes:
     return msgspec.json.encode(body) if body is not None else b""
 

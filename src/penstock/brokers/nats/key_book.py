@@ -1,0 +1,212 @@
+"""Which messages of an ordered subscription may be lent. Pure.
+
+JetStream sends a key's messages ahead and brings back what failed when its time has come. So what
+is unsettled is written down here, wherever it is, and of each key only the earliest is lent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.message import Delivery
+
+
+class Ours(NamedTuple):
+    """Sequences that are unsettled with us, and that will come back to us, at a moment."""
+
+    unsettled: set[int]
+    returning: set[int]
+
+    def still(self, now: Ours) -> tuple[int, int]:
+        """How many of each are so at both moments."""
+        return len(self.unsettled & now.unsettled), len(self.returning & now.returning)
+
+
+class KeyBook:
+    """Unsettled messages by key: here, lent, or away, and then their key waits for them.
+
+    Away is what we gave back (`returning`) and what may be with somebody else (`suspects`).
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, list[int]] = {}
+        self._keys: dict[int, str] = {}
+        self._held: dict[int, Delivery] = {}
+        self._ready: dict[int, Delivery] = {}
+        self._turns: dict[str, int] = {}
+        self._lent: set[int] = set()
+        self._settling: set[int] = set()
+        self.returning: set[int] = set()
+        self.suspects: set[int] = set()
+        self.halted = False
+        """No key's turn comes: who may go is being found out."""
+
+    @property
+    def here(self) -> int:
+        """Deliveries that wait to be taken, or for their turn."""
+        return len(self._held) + len(self._ready)
+
+    @property
+    def lent(self) -> int:
+        return len(self._lent)
+
+    def ours(self) -> Ours:
+        """What the server cannot but count as unsettled, and nobody else has; and, beside it, what
+        will come back."""
+        unsettled = {*self._held, *self._ready, *(self._lent - self._settling)}
+        return Ours(unsettled, set(self.returning))
+
+    @property
+    def ready(self) -> int:
+        """Deliveries that may be taken now."""
+        return len(self._ready)
+
+    @property
+    def waits(self) -> bool:
+        """Some key may be waiting for a message that is away."""
+        return self.halted or bool(self.returning or self.suspects)
+
+    def knows(self, sequence: int) -> bool:
+        return sequence in self._keys or sequence in self._lent or sequence in self._ready
+
+    def arrive(self, delivery: Delivery) -> None:
+        """It was delivered to us, perhaps again: an earlier delivery of it is stale."""
+        sequence, key = delivery.record.sequence, delivery.record.ordering_key
+        self.returning.discard(sequence)
+        self.suspects.discard(sequence)
+        self._lent.discard(sequence)
+        self._settling.discard(sequence)
+        if key is None:
+            self._ready[sequence] = delivery
+            return
+        self._ready.pop(sequence, None)
+        self._write_down(sequence, key)
+        self._held[sequence] = delivery
+        turn = self._turns.get(key)
+        if turn is not None and turn not in self._lent:
+            # Nobody has taken the one whose turn it was: the earlier of the two goes first.
+            waiting = self._ready.pop(turn, None)
+            if waiting is not None:
+                self._held[turn] = waiting
+            del self._turns[key]
+        self._advance(key)
+
+    def take(self, max_messages: int, max_bytes: int) -> list[Delivery]:
+        """Lend what may go."""
+        taken: list[Delivery] = []
+        for delivery in self._ready.values():
+            max_bytes -= delivery.record.size
+            if len(taken) == max_messages or (taken and max_bytes < 0):
+                break
+            taken.append(delivery)
+        for delivery in taken:
+            del self._ready[delivery.record.sequence]
+            self._lent.add(delivery.record.sequence)
+        return taken
+
+    def settling(self, sequence: int) -> None:
+        """The server is being told, and may know of it before we know that it does."""
+        if sequence in self._lent:
+            self._settling.add(sequence)
+
+    def settled(self, sequence: int) -> None:
+        """It will not come again."""
+        for away in (self._lent, self._settling, self.returning, self.suspects):
+            away.discard(sequence)
+        self._held.pop(sequence, None)
+        self._ready.pop(sequence, None)
+        key = self._keys.pop(sequence, None)
+        if key is None:
+            return
+        sequences = self._open[key]
+        del sequences[bisect_left(sequences, sequence)]
+        if not sequences:
+            del self._open[key]
+        if self._turns.get(key) == sequence:
+            del self._turns[key]
+        self._advance(key)
+
+    def given_back(self, sequence: int) -> None:
+        """It will come again: its key waits for it."""
+        if sequence not in self._lent:
+            return
+        self._lent.discard(sequence)
+        self._settling.discard(sequence)
+        self.returning.add(sequence)
+        key = self._keys.get(sequence)
+        if key is not None and self._turns.get(key) == sequence:
+            del self._turns[key]
+
+    def suspect(self, sequence: int, key: str) -> None:
+        """Somebody else may have it."""
+        if not self.knows(sequence) and sequence not in self.returning:
+            self._write_down(sequence, key)
+            self.suspects.add(sequence)
+
+    def is_all(self, pending: int, before: Ours) -> bool:
+        """The server knew of `pending` unsettled ones: no more than we know of. `before`: what was
+        ours when it was asked; what has come or gone since may be counted or not."""
+        unsettled, returning = before.still(self.ours())
+        return pending <= unsettled + returning
+
+    def compare(self, pending: int, floor: int, before: Ours) -> None:
+        """The same, and that none is unsettled up to `floor`: what does not exist is forgotten."""
+        self._forget([s for s in self.suspects | self.returning if s <= floor])
+        unsettled, returning = before.still(self.ours())
+        if pending <= unsettled:
+            self._forget(before.returning | self.suspects)
+        elif pending <= unsettled + returning:
+            self._forget(self.suspects)
+        if self.halted and self.is_all(pending, before):
+            self.go_on()
+
+    def go_on(self) -> None:
+        self.halted = False
+        for key in list(self._open):
+            self._advance(key)
+
+    def give_back_all(self) -> list[Delivery]:
+        """What nobody has taken, in order; it will come again."""
+        waiting = sorted(
+            [*self._held.values(), *self._ready.values()], key=lambda d: d.record.sequence
+        )
+        for sequence in (d.record.sequence for d in waiting):
+            self.returning.add(sequence)
+            key = self._keys.get(sequence)
+            if key is not None and self._turns.get(key) == sequence:
+                del self._turns[key]
+        self._held.clear()
+        self._ready.clear()
+        return waiting
+
+    def give_back_last(self) -> Delivery | None:
+        """The last of what waits for its turn; it will come again."""
+        if not self._held:
+            return None
+        sequence = max(self._held)
+        self.returning.add(sequence)
+        return self._held.pop(sequence)
+
+    def ack_ids(self) -> list[str]:
+        """Of what waits here."""
+        return [d.ack_id for here in (self._held, self._ready) for d in here.values()]
+
+    def _forget(self, sequences: Iterable[int]) -> None:
+        for sequence in list(sequences):
+            self.settled(sequence)
+
+    def _write_down(self, sequence: int, key: str) -> None:
+        if sequence not in self._keys:
+            self._keys[sequence] = key
+            insort(self._open.setdefault(key, []), sequence)
+
+    def _advance(self, key: str) -> None:
+        if self.halted or key in self._turns or key not in self._open:
+            return
+        first = self._open[key][0]
+        delivery = self._held.pop(first, None)
+        if delivery is not None:
+            self._turns[key] = first
+            self._ready[first] = delivery

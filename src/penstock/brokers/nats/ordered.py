@@ -1,0 +1,387 @@
+"""Ordered subscriptions: fetched here, and lent one message of a key at a time.
+
+    the server ─▶ fetch ─▶ KeyBook ─▶ pull ─▶ whoever receives
+
+One client of a subscription is served at a time (a pinned client, in the server's words); another
+that waits takes over when the first is silent. Whoever begins, takes over or connects anew finds
+out first what is still with somebody else, and keeps back the keys of that until it is settled or
+has come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+from penstock.brokers.nats.aio.pulling import Pulling, ended_by
+from penstock.brokers.nats.aio.wire import Wire
+from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.key_book import KeyBook
+from penstock.brokers.nats.log import NatsLog
+from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.headers import pin_of, status_of
+from penstock.brokers.nats.protocol.records import Raw
+from penstock.brokers.nats.protocol.requests import (
+    encode_request,
+    next_message,
+    publish_operation,
+    unpin,
+)
+from penstock.clock import NS
+from penstock.errors import PenstockError
+from penstock.message import Delivery
+
+# The longest a request waits at the server: a client that is alive is heard of so often.
+_EXPIRES = 2.0
+# After so long without a pull, nobody receives: what waits here is for others.
+_IDLE = 1.0
+# How often the server is asked whether what keys wait for is settled.
+_ASK_EVERY = 0.5
+# What may be with somebody else is looked up by key; beyond so many messages all keys wait.
+_MOST_SUSPECTS = 5_000
+# What is lent or away may come with the next request only, though there is no room: one a second,
+# so many beyond what was asked for, and then for each the last one goes back.
+_MAKE_ROOM_EVERY = 1.0
+_EXTRA = 64
+_COMES_BACK_AFTER = 5.0
+_WRONG_PIN = 423
+
+_log = logging.getLogger("penstock")
+
+Decode = Callable[[Consumer, Raw], Delivery]
+
+
+class OrderedQueue:
+    """What one connection has of one ordered subscription."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        wire: Wire,
+        pulling: Pulling,
+        catalogue: Catalogue,
+        log: NatsLog,
+        decode: Decode,
+    ) -> None:
+        self._consumer = consumer
+        self._wire = wire
+        self._pulling = pulling
+        self._catalogue = catalogue
+        self._log = log
+        self._decode = decode
+        self._book = KeyBook()
+        self._prefix = f"{pulling.inbox_prefix}.{secrets.token_hex(8)}"
+        self._unsubscribe: Callable[[], None] | None = None
+        self._requests = 0
+        self._left = 0
+        self._status = (0, "")
+        self._ended: asyncio.Future[None] | None = None
+        self._pin = ""
+        self._asked = (1, 0)
+        self._pulls = 0
+        self._news = asyncio.Event()
+        self._failure: PenstockError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fetching: asyncio.Task[None] | None = None
+        self._surveying: asyncio.Task[None] | None = None
+        self._survey_again = True
+        self._idle: asyncio.TimerHandle | None = None
+        self._renewing: asyncio.TimerHandle | None = None
+        self._closed = False
+        wire.on_loss(self._on_loss)
+
+    # Those who receive.
+
+    async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Delivery]:
+        """As `Pulling.pull`, of what may be lent; nothing at once when it was closed."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait
+        self._pulls += 1
+        self._asked = (max_messages, max_bytes)
+        try:
+            while True:
+                if self._closed:
+                    return []
+                taken = self._book.take(max_messages, max_bytes)
+                if taken:
+                    return taken
+                if self._failure is not None and self._fetching is None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+                self._keep_fetching()
+                left = until - loop.time()
+                if left <= 0 and (wait > 0 or not await self._look()):
+                    return self._book.take(max_messages, max_bytes)
+                await self._change(max(left, 0.0))
+        finally:
+            self._pulls -= 1
+            if not self._pulls:
+                self._idle_soon()
+
+    async def _look(self) -> bool:
+        """For those who do not wait: give the server a moment to say what it has."""
+        await self._change(0.25)
+        return False
+
+    def settling(self, sequence: int, answer: bytes) -> None:
+        """What the server is about to be told of a delivery."""
+        if not answer.startswith(b"+WPI"):
+            self._book.settling(sequence)
+
+    def settled(self, sequence: int, answer: bytes) -> None:
+        """What the server was told of a delivery."""
+        if answer.startswith((b"+ACK", b"+TERM")):
+            self._book.settled(sequence)
+        elif answer.startswith(b"-NAK"):
+            self._book.given_back(sequence)
+        self._changed()
+        if self._book.waits:
+            self._survey_soon()
+
+    def close(self) -> None:
+        """Give back what nobody took; nobody waits for more."""
+        self._closed = True
+        self._let_go()
+        for timer in (self._idle, self._renewing):
+            if timer is not None:
+                timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._changed()
+
+    async def _change(self, within: float) -> None:
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._news.wait()
+
+    def _changed(self) -> None:
+        self._news.set()
+
+    # The server.
+
+    def _keep_fetching(self) -> None:
+        if self._fetching is None and not self._closed:
+            self._fetching = self._spawn(self._fetch())
+            self._fetching.add_done_callback(self._fetched)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        # Owned here: `close` and `_let_go` end them.
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _fetched(self, task: asyncio.Task[None]) -> None:
+        self._fetching = None
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            if isinstance(error, PenstockError):
+                self._failure = error
+            else:
+                _log.error("Fetching for %r failed", self._consumer.config.name, exc_info=error)
+        self._changed()
+
+    async def _fetch(self) -> None:
+        """Have a request at the server for as long as somebody receives and there is room."""
+        await self._wire.until_connected()
+        self._subscribe()
+        if self._survey_again:
+            self._survey_soon()
+        while self._pulls or self._book.lent:
+            messages, size = self._asked
+            room = max(messages, 1) - self._book.here
+            if room <= 0:
+                await self._change(_MAKE_ROOM_EVERY)
+                if self._book.here < messages or not (self._book.waits or self._book.lent):
+                    continue
+                if self._book.here >= messages + _EXTRA:
+                    self._make_room()
+            await self._request(max(room, 1), size)
+
+    def _make_room(self) -> None:
+        """All that is here waits, perhaps for what only another request brings: the last of it may
+        come later, behind those that it waits for."""
+        last = self._book.give_back_last()
+        if last is not None:
+            ack_id = last.ack_id.encode()
+            later = b'-NAK {"delay": %d}' % int(_COMES_BACK_AFTER * NS)
+            told = [*(o for o in self._pulling.giving_back([ack_id]) if o[0] != ack_id)]
+            self._wire.post(
+                [publish_operation(to, b"", b"", what) for to, what in [*told, (ack_id, later)]]
+            )
+
+    def _subscribe(self) -> None:
+        if self._unsubscribe is None:
+            self._unsubscribe = self._wire.subscribe(f"{self._prefix}.*", self._receive)
+
+    async def _request(self, batch: int, max_bytes: int) -> None:
+        self._requests += 1
+        request: dict[str, object] = {"batch": batch, "expires": int(_EXPIRES * NS)}
+        if self._consumer.group:
+            request["group"] = self._consumer.group
+            if self._pin:
+                request["id"] = self._pin
+        if max_bytes and batch > 1:
+            request["max_bytes"] = max_bytes
+        self._left, self._status = batch, (0, "")
+        self._ended = asyncio.get_running_loop().create_future()
+        subject = next_message(self._consumer.stream, self._consumer.name).encode()
+        reply = f"{self._prefix}.{self._requests}".encode()
+        await self._wire.write([publish_operation(subject, reply, b"", encode_request(request))])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_EXPIRES + self._wire.timeout):
+                await self._ended
+        code, text = self._status
+        if code == _WRONG_PIN:
+            self._lose_pin()
+        elif "Exceeds MaxBytes" in text:
+            await self._request(1, 0)
+        else:
+            failure = ended_by(self._consumer, code, text)
+            if failure is not None:
+                raise failure
+
+    def _receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
+        if block and not payload and not reply:
+            status = status_of(block)
+            if status[0]:
+                if subject == f"{self._prefix}.{self._requests}".encode():
+                    self._end(status)
+                return
+        if not reply.startswith(b"$JS.ACK."):
+            return
+        if self._unsubscribe is None:
+            self._pulling.give_back([reply])  # It came after we had let go.
+            return
+        pin = pin_of(block) if self._consumer.group else ""
+        if pin and pin != self._pin:
+            self._pin = pin
+            self._begin_anew()
+        self._book.arrive(self._decode(self._consumer, (subject, reply, block, payload)))
+        self._renew_soon()
+        self._left -= 1
+        if not self._left:
+            self._end((0, ""))
+        if self._book.ready:
+            self._changed()
+
+    def _end(self, status: tuple[int, str]) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._status = status
+            self._ended.set_result(None)
+
+    def _on_loss(self) -> None:
+        """What was sent to us and not read is nobody's for a while: it has to be found out."""
+        self._begin_anew()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(self._wire.loss())
+            self._ended.exception()
+
+    # Who has what.
+
+    def _lose_pin(self) -> None:
+        """Another client is served now; what we have not lent is for that one."""
+        self._pin = ""
+        self._pulling.give_back([d.ack_id.encode() for d in self._book.give_back_all()])
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Until it is known what others have, nobody gets anything with a key."""
+        self._book.halted = True
+        self._survey_again = True
+        if self._wire.connected and self._unsubscribe is not None:
+            self._survey_soon()
+
+    def _survey_soon(self) -> None:
+        if self._surveying is None and not self._closed:
+            self._surveying = self._spawn(self._survey())
+            self._surveying.add_done_callback(self._surveyed)
+
+    def _surveyed(self, task: asyncio.Task[None]) -> None:
+        self._surveying = None
+        if not task.cancelled() and isinstance(task.exception(), PenstockError):
+            _log.debug("Asking who has messages of %r: %s", self._consumer.name, task.exception())
+            self._survey_again = True
+        self._changed()
+
+    async def _survey(self) -> None:
+        """Ask who has what, now if that is not known, and again while keys wait for something."""
+        while not self._closed:
+            if self._survey_again:
+                self._survey_again = False
+                self._book.halted = True
+                await self._look_up()
+            else:
+                before = self._book.ours()
+                info = await self._catalogue.consumer_info(self._consumer.config.name)
+                floor = info["ack_floor"]["stream_seq"]
+                if not self._survey_again:
+                    self._book.compare(info["num_ack_pending"], floor, before)
+            self._changed()
+            if not self._survey_again:
+                if not self._book.waits:
+                    return
+                patient = not (self._book.halted or self._book.suspects)
+                await asyncio.sleep(10 * _ASK_EVERY if patient else _ASK_EVERY)
+
+    async def _look_up(self) -> None:
+        before = self._book.ours()
+        info = await self._catalogue.consumer_info(self._consumer.config.name)
+        floor, last = info["ack_floor"]["stream_seq"], info["delivered"]["stream_seq"]
+        if not self._book.is_all(info["num_ack_pending"], before):
+            if last - floor > _MOST_SUSPECTS:
+                return  # All keys wait until the server knows of no more than we do.
+            async for records in self._log.read(self._consumer.config.topic, floor + 1, last):
+                for record in records:
+                    if record.ordering_key is not None:
+                        self._book.suspect(record.sequence, record.ordering_key)
+        if not self._survey_again:
+            self._book.go_on()
+
+    # What waits here.
+
+    def _renew_soon(self) -> None:
+        if self._renewing is None and self._book.here:
+            loop = asyncio.get_running_loop()
+            self._renewing = loop.call_later(self._consumer.config.ack_deadline / 3, self._renew)
+
+    def _renew(self) -> None:
+        self._renewing = None
+        self._wire.post(
+            [publish_operation(i.encode(), b"", b"", b"+WPI") for i in self._book.ack_ids()]
+        )
+        self._renew_soon()
+
+    def _idle_soon(self) -> None:
+        if self._idle is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(_IDLE, self._on_idle)
+
+    def _on_idle(self) -> None:
+        self._idle = None
+        if self._pulls or self._closed:
+            return
+        if self._book.lent:
+            self._idle_soon()
+        else:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Nobody receives here: others may."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+        if self._unsubscribe is not None:
+            # Without our interest the server drops the request instead of answering it.
+            self._unsubscribe()
+            self._unsubscribe = None
+        self._pulling.give_back([d.ack_id.encode() for d in self._book.give_back_all()])
+        if self._pin:
+            self._wire.post(
+                [unpin(self._consumer.stream, self._consumer.name, self._consumer.group)]
+            )
+            self._pin = ""
+        self._survey_again = True
