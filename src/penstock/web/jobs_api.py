@@ -24,7 +24,7 @@ from penstock.jobs.model.names import JobStage, MediaType
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.settings import UPLOAD, UPLOADS
 from penstock.jobs.store.records import JobRecord
-from penstock.jobs.store.said import event_of
+from penstock.jobs.store.said import known_event_of
 from penstock.jobs.system import Ingestion
 from penstock.jobs.views.view import JobView, first_view
 from penstock.media.transcript import Segment
@@ -240,8 +240,8 @@ async def _current(ingestion: Ingestion, job_id: str, user: str) -> JobView:
 
 
 def _view_of(ingestion: Ingestion, record: JobRecord) -> JobView:
-    event = event_of(ingestion.service.store.pipeline, record)
-    return msgspec.structs.replace(first_view(event), queued_at=record.job.created_at)
+    view = first_view(known_event_of(ingestion.service.store.pipeline, record))
+    return msgspec.structs.replace(view, stage=record.job.stage, queued_at=record.job.created_at)
 
 
 async def _owned(ingestion: Ingestion, job_id: str, user: str) -> JobRecord:

@@ -7,7 +7,17 @@ import pytest
 from examples import keywords, orders
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
-from penstock.jobs import MEDIA, Done, JobStage, MediaType, Reject, Stage, StageEvent, Word
+from penstock.jobs import (
+    MEDIA,
+    Count,
+    Done,
+    JobStage,
+    MediaType,
+    Reject,
+    Stage,
+    StageEvent,
+    Word,
+)
 from tests.support.api_scenes import served
 from tests.support.example_pipelines import EXAMPLES, SAMPLES, shows
 from tests.support.job_scenes import INFO, TEXT, jobs_on, until
@@ -182,3 +192,32 @@ async def test_a_fact_is_not_taken_from_something_of_another_type_that_is_called
             record = await scene.submit()
             view = await ended(scene, record.job.job_id)
     assert (view.stage, view.size, view.facts) == (Sorted.stage, INFO.size, {"size": "unknown"})
+
+
+class Weighed(StageEvent, frozen=True, kw_only=True):
+    grams: Count
+
+
+async def weighs(_):
+    return Done(facts={"grams": 500})
+
+
+async def test_a_job_whose_facts_only_its_handler_knew_is_shown_and_retried(quick):
+    """The store does not keep them: the read model does."""
+    weighing = Stage(
+        name="weighing",
+        consumes=JobStage.TRANSCRIPT_COMPLETE,
+        emits=Weighed.stage,
+        event=Weighed,
+        handler=weighs,
+    )
+    sorting = Stage(name="sorting", consumes=Weighed.stage, emits=Sorted.stage, handler=sorts)
+    pipeline = MEDIA.then(weighing, sorting, name="weighed")
+    more = {"pipeline": pipeline, "api": {"local_user": "user-1"}}
+    async with jobs_on(quick, **more) as scene, served(scene) as client:
+        async with scene.working(), scene.system.working("weighing"):
+            job_id = (await scene.submit()).job.job_id
+            await scene.view_at(job_id, Weighed.stage)
+        answer = await client.post(f"/jobs/{job_id}/retry")
+        assert (answer.status_code, answer.json()["stage"]) == (202, "Weighed")
+        assert (await client.get(f"/jobs/{job_id}")).json()["facts"] == {"grams": 500}

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import FieldInfo, fields
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.jobs.model.event import StageEvent
+from penstock.jobs.model.event import JobQueued, StageEvent
 from penstock.jobs.model.job import info_of
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.declaration import Pipeline
@@ -34,36 +35,49 @@ def event_of(
 ) -> StageEvent:
     """What there is to tell of a job's present stage. `facts`: what a handler said besides what is
     known of the job's info and text."""
-    job = record.job
-    kind = pipeline.event_types[job.stage]
+    kind = pipeline.event_types[record.job.stage]
     own = _fitting(kind, _known_of(record)) | dict(facts or {})
-    return kind(
-        job_id=job.job_id,
-        user_id=job.user_id,
-        media_type=job.media_type,
-        run=job.run,
-        at=record.updated_at,
-        previous=record.previous,
-        correlation_id=job.correlation_id,
-        traceparent=job.traceparent,
-        **own,
-    )
+    return kind(**_common(record), **own)
+
+
+def known_event_of(pipeline: Pipeline, record: JobRecord) -> StageEvent:
+    """What the store alone can tell of it. Where such an event must have a fact that only a handler
+    knew, it is one that says what every event does, and nothing else."""
+    kind = pipeline.event_types[record.job.stage]
+    own = _fitting(kind, _known_of(record))
+    if any(one.required and one.name not in own for one in _fields_of(kind)):
+        return JobQueued(**_common(record))
+    return kind(**_common(record), **own)
+
+
+def _common(record: JobRecord) -> dict[str, Any]:
+    job = record.job
+    return {
+        "job_id": job.job_id,
+        "user_id": job.user_id,
+        "media_type": job.media_type,
+        "run": job.run,
+        "at": record.updated_at,
+        "previous": record.previous,
+        "correlation_id": job.correlation_id,
+        "traceparent": job.traceparent,
+    }
 
 
 def _fitting(kind: type[StageEvent], known: Mapping[str, Any]) -> dict[str, Any]:
     """What such an event says of what is known. A fact that is only called the same, a size that is
     a word for instance, is something else: its stage's handler says it."""
     return {
-        name: known[name]
-        for name, declared in _types_of(kind)
-        if known.get(name) is not None and _is(declared, known[name])
+        one.name: known[one.name]
+        for one in _fields_of(kind)
+        if known.get(one.name) is not None and _is(one.type, known[one.name])
     }
 
 
 @cache
-def _types_of(kind: type[StageEvent]) -> tuple[tuple[str, Any], ...]:
+def _fields_of(kind: type[StageEvent]) -> tuple[FieldInfo, ...]:
     own = kind.facts()
-    return tuple((one.name, one.type) for one in msgspec.structs.fields(kind) if one.name in own)
+    return tuple(one for one in fields(kind) if one.name in own)
 
 
 def _is(declared: Any, value: Any) -> bool:
