@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from penstock.bridge.connection import BridgeConnection, opener
@@ -30,6 +29,7 @@ from penstock.errors import (
     InvalidArgumentError,
     PenstockError,
 )
+from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault, Receipt
 from penstock.retrying import Persistence, retry
 from penstock.rules.backoff import Backoff
@@ -54,7 +54,7 @@ class PublishResult:
     error: PenstockError | None = None
 
 
-class Bridge:
+class Bridge(AsyncClosing):
     """Tells another app what happened, and hears from it. Settings: see `BridgeSettings`.
 
     Use it with `async with`, or `await bridge.startup()` and `await bridge.aclose()`. `relay`:
@@ -137,14 +137,6 @@ class Bridge:
             await self.aclose()
             raise
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     # Publishing.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.broker import Broker
@@ -17,13 +16,14 @@ from penstock.emulator.services import Services
 from penstock.emulator.serving import grpc_server
 from penstock.emulator.store import Store
 from penstock.googlepubsub.names import Names
+from penstock.lifetime import AsyncClosing
 
 _LOOPBACK = "127.0.0.1"
 # What is just ending may do so by itself; gRPC says it in the log when it is cut short.
 _ENDING = 0.1
 
 
-class Emulator:
+class Emulator(AsyncClosing):
     """Use it with `async with`; `address` is what clients are told, in PUBSUB_EMULATOR_HOST.
 
     `broker` is an address or a broker that is open already, which stays open. `port` 0 takes a
@@ -62,14 +62,6 @@ class Emulator:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def start(self) -> None:
         try:

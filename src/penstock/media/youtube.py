@@ -6,13 +6,14 @@ import asyncio
 import re
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Self
+from typing import Annotated
 
 import httpx
 import msgspec
 from msgspec import Meta, Struct, field
 
 from penstock.errors import InvalidArgumentError
+from penstock.lifetime import AsyncClosing
 from penstock.media.errors import MediaError
 from penstock.media.video_ids import video_id_of
 
@@ -109,7 +110,7 @@ class _Refusal(Struct):
     error: _Error
 
 
-class YouTubeClient:
+class YouTubeClient(AsyncClosing):
     """Asks the Data API. The key goes in a header, so it is in no address, log or error.
 
     It never retries by itself: errors say whether and when to.
@@ -132,12 +133,6 @@ class YouTubeClient:
             trust_env=False,
             follow_redirects=False,
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         await self._client.aclose()

@@ -11,7 +11,6 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -50,6 +49,7 @@ from penstock.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from penstock.lifetime import AsyncClosing
 
 # Earlier ones may lose a commit when two processes checkpoint a write-ahead log at once.
 _WAL_IS_SAFE = sqlite3.sqlite_version_info >= (3, 51, 3)
@@ -83,7 +83,7 @@ def insert_into(connection: AsyncConnection, table: Table) -> postgresql.Insert 
     return sqlite.insert(table)
 
 
-class Database:
+class Database(AsyncClosing):
     """One database, and the connections to it.
 
     `sqlite:///path`, `sqlite://` (in memory, one connection) or `postgresql://…`. Use it with
@@ -116,14 +116,6 @@ class Database:
             await self.aclose()
             raise
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         return f"<Database {self.place}>"

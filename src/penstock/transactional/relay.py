@@ -16,7 +16,6 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from penstock.capabilities import publish
@@ -33,6 +32,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault, Receipt
 from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff
@@ -61,7 +61,7 @@ class RelayStatistics:
     """Rows whose claim ended before they were marked; another relay has them."""
 
 
-class Relay:
+class Relay(AsyncClosing):
     """Publishes the rows of an outbox. Use it with `async with`; run as many as you like.
 
     `pubsub`: where to publish; closing the relay leaves it open. `batch`, `max_bytes`: of one
@@ -131,14 +131,6 @@ class Relay:
         await self._outbox.create()
         self.start()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def start(self) -> None:
         """Begin to publish. The outbox's table must exist; `async with` sees to it."""

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from penstock.errors import ClosedError
+from penstock.lifetime import AsyncClosing
 from penstock.message import Message
 from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff
@@ -19,7 +20,7 @@ _LOOK = 1.0
 _REOPEN = Backoff(initial=1.0, maximum=30.0)
 
 
-class Listener:
+class Listener(AsyncClosing):
     """Calls `handle` with the messages of a subscription while it is entered.
 
     A subscription that ends by itself, because it was deleted for instance, is opened again until
@@ -48,9 +49,6 @@ class Listener:
         # Owned here: `aclose` ends it.
         self._watching = asyncio.get_running_loop().create_task(self._keep_open())
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         if self._watching is not None:
