@@ -14,6 +14,7 @@ PARTS = (
     "jetstream",
     "google",
     "outbox",
+    "bridge",
     "jobs",
     "transcription",
     "spark",
