@@ -16,6 +16,7 @@ PARTS = (
     "google",
     "apps",
     "outbox",
+    "bridge",
     "jobs",
     "transcription",
     "spark",

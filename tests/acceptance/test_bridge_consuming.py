@@ -487,3 +487,27 @@ async def test_a_handler_can_be_called_with_an_event_that_was_made_for_it():
     handler = Handler()
     await handler(make_event("order.paid", {"id": 4}, deliveries=3))
     assert (handler.events[0].resource_id, handler.events[0].deliveries) == ("4", 3)
+
+
+async def test_an_idle_consumer_asks_seldom(monkeypatch):
+    asked = 0
+    async with BridgeKit() as kit:
+        pull = kit.broker.pull
+
+        async def counted(*arguments, **options):
+            nonlocal asked
+            asked += 1
+            return await pull(*arguments, **options)
+
+        monkeypatch.setattr(kit.broker, "pull", counted)
+        heard = asyncio.Event()
+
+        async def handle(event):
+            heard.set()
+
+        async with kit.bridge.consumer(handle):
+            await asyncio.sleep(3600)
+            assert 0 < asked <= 3600
+            await kit.tell(event_type="user.created", payload={"id": 1})
+            async with asyncio.timeout(1.0):
+                await heard.wait()
