@@ -447,13 +447,20 @@ def _checked_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
         )
     checked = dict(attributes)
     for key, value in checked.items():
-        check_text("Attribute key", key, MAX_ATTRIBUTE_KEY_BYTES)
+        if not _is_plain(key, MAX_ATTRIBUTE_KEY_BYTES):
+            check_text("Attribute key", key, MAX_ATTRIBUTE_KEY_BYTES)
         if not key or (key.startswith("goog") and not key.startswith(_GOOGLE_CLIENTS)):
             raise InvalidArgumentError(
                 f"Attribute key {key!r} is not allowed: it must not be empty or start with 'goog'"
             )
-        check_text(f"Value of attribute {key!r}", value, MAX_ATTRIBUTE_VALUE_BYTES)
+        if not _is_plain(value, MAX_ATTRIBUTE_VALUE_BYTES):
+            check_text(f"Value of attribute {key!r}", value, MAX_ATTRIBUTE_VALUE_BYTES)
     return checked
+
+
+def _is_plain(text: object, limit: int) -> bool:
+    """What nearly all text is, found out in a quarter of the time: nothing is wrong with it."""
+    return isinstance(text, str) and len(text) <= limit and text.isascii() and text.isprintable()
 
 
 def _check_conditions(expect: Expect | None, ttl: float | None) -> None:

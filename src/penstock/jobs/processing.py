@@ -152,17 +152,15 @@ class Processing:
         if most is not None and attempt > most:
             # Whoever had it before died of it each time.
             return Reject("gave-up", gave_up=True)
-        work = asyncio.ensure_future(self.stage.run(job, attempt))
+        watch = _Watch(lambda: self._still_due(job))
         try:
-            while not work.done():
-                await asyncio.wait({work}, timeout=_CANCEL_CHECK)
-                if not work.done() and not await self._still_due(job):
-                    return None
+            return await self.stage.run(job, attempt)
+        except asyncio.CancelledError:
+            if watch.took_back():
+                return None
+            raise
         finally:
-            if not work.done():
-                work.cancel()
-                await asyncio.wait({work})
-        return work.result()
+            watch.end()
 
     async def _still_due(self, job: Job) -> bool:
         try:
@@ -229,3 +227,43 @@ class Processing:
             )
 
         return await retry(change, _KEEPING, on_failure=say)
+
+
+class _Watch:
+    """Looks now and then whether the work that the current task does is still wanted, and cancels
+    the task if it is not. Most work ends before the first look and costs a timer."""
+
+    def __init__(self, is_wanted: Callable[[], Awaitable[bool]]) -> None:
+        self._is_wanted = is_wanted
+        self._work = asyncio.current_task()
+        self._looking: asyncio.Task[None] | None = None
+        self._cancelled = False
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_CANCEL_CHECK, self._begin)
+
+    def took_back(self) -> bool:
+        """Whether the task was cancelled by this, and by nobody else; then it goes on."""
+        return self._cancelled and self._uncancel() == 0
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._cancelled:
+            # The work would not be stopped, and has ended by itself.
+            self._uncancel()
+
+    def _uncancel(self) -> int:
+        self._cancelled = False
+        return 0 if self._work is None else self._work.uncancel()
+
+    def _begin(self) -> None:
+        # Owned here: ended with the work it looks after.
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        while await self._is_wanted():  # noqa: ASYNC110 - another process cancels, and tells nobody
+            await asyncio.sleep(_CANCEL_CHECK)
+        self._cancelled = True
+        if self._work is not None:
+            self._work.cancel()

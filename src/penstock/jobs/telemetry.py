@@ -220,10 +220,13 @@ def span(
 
 
 def _tracing() -> Any:
-    """OpenTelemetry's tracing and what carries its context; None where it is not installed."""
+    """OpenTelemetry's tracing and what carries its context; None where it is not installed, or
+    where nobody records: then a span would only pass on what came in."""
     try:
         from opentelemetry import trace
     except ImportError:
+        return None
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     return trace, _carrier()
 

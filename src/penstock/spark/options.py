@@ -190,11 +190,11 @@ class _Options:
         return url
 
     def none_left(self) -> None:
+        for name in self._left.keys() & _ELSEWHERE.keys():
+            raise InvalidArgumentError(f"Option {name!r}: {_ELSEWHERE[name]}")
         for name in self._left:
             if name in _SPARK:
                 continue
-            if name in _ELSEWHERE:
-                raise InvalidArgumentError(f"Option {name!r}: {_ELSEWHERE[name]}")
             close = difflib.get_close_matches(name, [known.lower() for known in self._known], 1)
             meant = [known for known in self._known if close and known.lower() == close[0]]
             raise InvalidArgumentError(

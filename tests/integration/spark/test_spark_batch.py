@@ -225,3 +225,28 @@ def test_messages_deleted_one_by_one_are_not_missed(spark, server):
     for sequence in (3, 4, 10):
         api(server.url, "STREAM.MSG.DELETE.holes", {"seq": sequence})
     assert numbers(table(spark, server.url, "holes", minPartitions=3)) == [1, 2, 5, 6, 7, 8, 9]
+
+
+def test_a_view_in_sql_is_selected_from_and_inserted_into(spark, server):
+    make(server.url, "asked")
+    fill(server.url, "asked", range(3))
+    view = "VIEW asked USING penstock OPTIONS"
+    options = f"(url '{server.url}', topic 'asked')"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY {view} {options}")
+    [count] = spark.sql("SELECT count(*) AS n FROM asked WHERE sequence > 1").collect()
+    assert count.n == 2
+    spark.sql(
+        "INSERT INTO asked SELECT 'asked', 0L, 'asked', 'mine', null, map('k', 'v'), "
+        "cast('x' AS binary), now()"
+    )
+    spark.sql(f"CREATE OR REPLACE TEMPORARY {view} {options}")
+    [row] = spark.sql("SELECT * FROM asked WHERE message_id = 'mine'").collect()
+    assert (bytes(row.data), row.attributes, row.sequence) == (b"x", {"k": "v"}, 4)
+    spark.sql("DROP VIEW asked")
+
+
+def test_a_table_in_sql_is_refused_and_the_view_is_named(spark, server):
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        spark.sql(
+            f"CREATE TABLE forgetful USING penstock OPTIONS (url '{server.url}', topic 'orders')"
+        )

@@ -75,7 +75,7 @@ def test_a_delay_is_written_as_elsewhere(text, seconds):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"topic": "orders", "provider": "penstock"}, "CREATE TEMPORARY VIEW"),
+        ({"topic": "orders", "path": "x", "provider": "penstock"}, "CREATE TEMPORARY VIEW"),
         ({"assign": '{"a": [0]}'}, "no partitions"),
         ({"subscribePattern": "a.*"}, "one by one"),
         ({"topic": "orders", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),

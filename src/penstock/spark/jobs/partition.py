@@ -27,8 +27,11 @@ class Partition:
         self._concurrency = concurrency
 
     async def run(self, messages: Sequence[Incoming]) -> None:
-        read = await asyncio.gather(*(self._processing.read(message) for message in messages))
-        jobs = [(message, job) for message, job in zip(messages, read, strict=True) if job]
+        jobs = [
+            (message, job)
+            for message in messages
+            if (job := await self._processing.read(message)) is not None
+        ]
         records, suspects = await self._store.begin_together([job for _, job in jobs])
         plain = [
             (message, job, records.get(job.job_id))

@@ -11,22 +11,21 @@ driver. A batch that is run again finds in the store what was done.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.connect import check_shared
-from penstock.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings
-from penstock.retrying import Failures, Persistence
-from penstock.rules.backoff import Backoff
 from penstock.spark.jobs.driver_relay import DriverRelay
+from penstock.spark.jobs.kept_query import KeptQuery
 from penstock.spark.jobs.places import absolute, absolute_place, check_reach, prepare_database
 from penstock.spark.jobs.progress import report
 from penstock.spark.jobs.projection import Project
@@ -39,16 +38,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_log = logging.getLogger("penstock.spark")
-
 _LOOK = 0.1
 # Seconds that a query is left alone with its first batch.
 _BEGINNING = 20.0
-# What Spark says when its own state is damaged: every batch fails from then on.
-_BROKEN = ("Task not serializable", "SparkContext was shut down", "stopped SparkContext")
-_RESTARTING = Persistence(
-    backoff=Backoff(initial=0.5, maximum=30.0), attempts=21, worth_it=lambda _: True
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +115,12 @@ class SparkPipeline:
         with self._prepared() as stack:
             if set(self._queries) != {PROJECTION}:
                 stack.enter_context(DriverRelay(self._settings))
-            kept: list[_Kept] = []
+            kept: list[KeptQuery] = []
             try:
                 # One after the other: Spark fills tables of its own when the first batch of a
                 # query is planned, and several at once have left them broken for good.
                 for name in self._queries:
-                    kept.append(_Kept(self, name))
+                    kept.append(KeptQuery(name, partial(self.start, name)))
                     self._let_begin(kept[-1])
                 while not self._stopping.is_set():
                     for query in kept:
@@ -138,7 +130,7 @@ class SparkPipeline:
                 for query in kept:
                     query.end(self._options.drain)
 
-    def _let_begin(self, query: _Kept) -> None:
+    def _let_begin(self, query: KeptQuery) -> None:
         """Wait until a query has ended its first batch, or found nothing to do; but not for hours,
         if that is what its handlers take."""
         until = time.monotonic() + _BEGINNING
@@ -214,61 +206,3 @@ class SparkPipeline:
 
 def _master(spark: SparkSession) -> str:
     return spark.conf.get("spark.master", None) or "a Connect server"
-
-
-class _Kept:
-    """A query that is kept running."""
-
-    def __init__(self, pipeline: SparkPipeline, name: str) -> None:
-        self._pipeline = pipeline
-        self._name = name
-        self._failures = Failures(_RESTARTING)
-        self._not_before = 0.0
-        self._query = pipeline.start(name)
-
-    @property
-    def is_beginning(self) -> bool:
-        if not self._query.isActive or self._query.recentProgress:
-            return False
-        return not str(self._query.status["message"]).startswith("Waiting")
-
-    def look(self) -> None:
-        if self._query.isActive:
-            if report(self._name, self._query):
-                self._failures.clear()
-            return
-        if self._not_before == 0.0:
-            self._failed()
-        elif time.monotonic() >= self._not_before:
-            self._not_before = 0.0
-            self._query = self._pipeline.start(self._name)
-
-    def _failed(self) -> None:
-        error = self._query.exception() or UnavailableError(f"Query {self._name} ended")
-        if any(sign in str(error) for sign in _BROKEN):
-            raise FailedPreconditionError(
-                f"Spark itself is broken and does not heal ({_first_line(error)}); start the "
-                "pipeline again, it goes on where it was"
-            ) from error
-        now = time.monotonic()
-        pause = self._failures.pause_after(error, now, lambda: 1.0)
-        if pause is None:
-            raise error
-        self._not_before = now + pause
-        _log.error(
-            "Query %s failed and starts again in %.1f s: %s", self._name, pause, _first_line(error)
-        )
-
-    def end(self, drain: float) -> None:
-        """Stopping a query ends its tasks; so wait for a moment between two batches."""
-        until = time.monotonic() + drain
-        while self._query.isActive and time.monotonic() < until:
-            if not self._query.status["isTriggerActive"]:
-                break
-            time.sleep(0.01)
-        report(self._name, self._query)
-        self._query.stop()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark")
 _last: dict[str, int] = {}
+# What Spark calls a batch from its beginning to its end, among the phases of it.
+_WHOLE = "triggerExecution"
 
 
 def report(name: str, query: StreamingQuery) -> bool:
@@ -27,7 +30,7 @@ def report(name: str, query: StreamingQuery) -> bool:
         if rows:
             news = True
             late = behind(progress)
-            seconds = float(progress["durationMs"].get("triggerExecution", 0)) / 1000
+            seconds = float(progress["durationMs"].get(_WHOLE, 0)) / 1000
             _log.info(
                 "%s: %d messages in %.2f s, %d behind",
                 name,
@@ -36,7 +39,7 @@ def report(name: str, query: StreamingQuery) -> bool:
                 late,
                 extra={"query": name, "batch": batch, "rows": rows, "seconds": seconds},
             )
-            _count(name, rows, seconds, late)
+            _count(name, rows, late, progress["durationMs"])
     return news
 
 
@@ -60,24 +63,49 @@ def _offsets(value: Any) -> dict[str, int]:
     return {str(topic): int(at) for topic, at in value.items() if str(at).isdigit()}
 
 
-@cache
-def _metrics() -> Any:
-    """Counters of this process; None where prometheus-client is not installed."""
-    try:
+class _Metrics:
+    """Counters of this process."""
+
+    def __init__(self) -> None:
         from prometheus_client import Counter, Gauge, Histogram
+
+        name = "penstock_pipeline"
+        self.messages = Counter(f"{name}_messages", "Messages that a query took in", ["query"])
+        self.batch = Histogram(f"{name}_batch_seconds", "What a batch took", ["query"])
+        self.phases = Counter(
+            f"{name}_phase_seconds", "What the phases of batches took", ["query", "phase"]
+        )
+        self.behind = Gauge(f"{name}_behind", "Messages not yet looked at", ["query"])
+        self.running = Gauge(f"{name}_running", "1 while a query runs, else 0", ["query"])
+        self.starts = Counter(f"{name}_starts", "How often a query was started", ["query"])
+
+
+@cache
+def _metrics() -> _Metrics | None:
+    """None where prometheus-client is not installed."""
+    try:
+        return _Metrics()
     except ImportError:
         return None
-    return (
-        Counter("penstock_pipeline_messages", "Messages that a query took in", ["query"]),
-        Histogram("penstock_pipeline_batch_seconds", "What a batch took", ["query"]),
-        Gauge("penstock_pipeline_behind", "Messages not yet looked at", ["query"]),
-    )
 
 
-def _count(name: str, rows: int, seconds: float, late: int) -> None:
+def say_running(name: str, *, running: bool) -> None:
+    """A query was started, or has failed: what else is told of it is as old as that."""
     metrics = _metrics()
     if metrics is not None:
-        messages, took, left = metrics
-        messages.labels(name).inc(rows)
-        took.labels(name).observe(seconds)
-        left.labels(name).set(late)
+        metrics.running.labels(name).set(running)
+        if running:
+            metrics.starts.labels(name).inc()
+
+
+def _count(name: str, rows: int, late: int, milliseconds: Mapping[str, Any]) -> None:
+    metrics = _metrics()
+    if metrics is None:
+        return
+    metrics.messages.labels(name).inc(rows)
+    metrics.behind.labels(name).set(late)
+    for phase, took in milliseconds.items():
+        if phase == _WHOLE:
+            metrics.batch.labels(name).observe(float(took) / 1000)
+        else:
+            metrics.phases.labels(name, phase).inc(float(took) / 1000)

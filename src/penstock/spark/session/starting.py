@@ -96,6 +96,9 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        # A Python process of Spark's that is slow to start, because the machine is busy, is not
+        # one that is lost; the usual 15 s make it so.
+        "spark.python.authenticate.socketTimeout": "120s",
     }
     if _is_one_machine(master):
         settings |= {

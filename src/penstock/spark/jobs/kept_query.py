@@ -1,0 +1,104 @@
+"""A query that is kept running: started again from its checkpoint when it fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.errors import FailedPreconditionError, UnavailableError
+from penstock.retrying import Failures, Persistence
+from penstock.rules.backoff import Backoff
+from penstock.spark.jobs.progress import report, say_running
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_log = logging.getLogger("penstock.spark")
+
+_RESTARTING = Persistence(
+    backoff=Backoff(initial=0.5, maximum=30.0), attempts=21, worth_it=lambda _: True
+)
+# What Spark says when its own state is damaged: every batch fails from then on.
+_BROKEN = ("Task not serializable", "SparkContext was shut down", "stopped SparkContext")
+# What it says when a Python process of its own was too slow to start, or died.
+_PASSING = ("CANNOT_OPEN_SOCKET", "timed out", "Python worker", "Connection refused")
+
+
+class KeptQuery:
+    """Started when it is made; `look` at it now and then.
+
+    Starting may fail because the machine is busy, and is then tried again as a query is that
+    failed; whatever else is wrong with it is raised.
+    """
+
+    def __init__(self, name: str, start: Callable[[], StreamingQuery]) -> None:
+        self._name = name
+        self._start = start
+        self._failures = Failures(_RESTARTING)
+        self._query: StreamingQuery | None = None
+        self._not_before = 0.0
+        self._begin()
+
+    @property
+    def is_beginning(self) -> bool:
+        """It has neither ended a batch nor found nothing to do."""
+        query = self._query
+        if query is None or not query.isActive or query.recentProgress:
+            return False
+        return not str(query.status["message"]).startswith("Waiting")
+
+    def look(self) -> None:
+        query = self._query
+        if query is not None and query.isActive:
+            if report(self._name, query):
+                self._failures.clear()
+        elif query is not None:
+            self._query = None
+            self._failed(query.exception() or UnavailableError(f"Query {self._name} ended"))
+        elif time.monotonic() >= self._not_before:
+            self._begin()
+
+    def end(self, drain: float) -> None:
+        """Stopping a query ends its tasks; so wait for a moment between two batches."""
+        query = self._query
+        if query is None:
+            return
+        until = time.monotonic() + drain
+        while query.isActive and time.monotonic() < until:
+            if not query.status["isTriggerActive"]:
+                break
+            time.sleep(0.01)
+        report(self._name, query)
+        query.stop()
+
+    def _begin(self) -> None:
+        try:
+            self._query = self._start()
+        except Exception as error:
+            if not any(sign in str(error) for sign in _PASSING):
+                raise
+            self._failed(error)
+        else:
+            say_running(self._name, running=True)
+
+    def _failed(self, error: Exception) -> None:
+        say_running(self._name, running=False)
+        if any(sign in str(error) for sign in _BROKEN):
+            raise FailedPreconditionError(
+                f"Spark itself is broken and does not heal ({_first_line(error)}); start the "
+                "pipeline again, it goes on where it was"
+            ) from error
+        now = time.monotonic()
+        pause = self._failures.pause_after(error, now, lambda: 1.0)
+        if pause is None:
+            raise error
+        self._not_before = now + pause
+        _log.error(
+            "Query %s failed and starts again in %.1f s: %s", self._name, pause, _first_line(error)
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
