@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.jobs.pipeline.declaration import named
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 
@@ -29,6 +28,4 @@ def open_tools(
     settings: JobSettings, store: ProcessingJobStore
 ) -> AbstractAsyncContextManager[Any]:
     """The tools of the pipeline that the settings are for; enter them before its stages."""
-    tools = settings.pipeline.tools
-    opener = named("Tools", tools) if isinstance(tools, str) else tools
-    return (opener or plain_tools)(settings, store)
+    return (settings.pipeline.tools or plain_tools)(settings, store)

@@ -60,17 +60,19 @@ async def test_a_process_that_sends_nothing_directly_runs_no_publisher():
         ([Done()], 1, []),
         ([Retry("busy", after=2.0), Retry("busy"), Done()], 3, []),
         ([Reject("malformed")], 1, ["malformed"]),
-        ([RuntimeError("a mistake"), Done()], 2, []),
+        ([(RuntimeError("a mistake"),), Done()], 2, []),
+        ([(Retry("busy"),), (Reject("raised"),)], 2, ["raised"]),
     ],
 )
 async def test_req_1_1_a_handler_of_ones_own_says_what_becomes_of_each_job(outcomes, calls, dead):
+    """What is in a tuple is raised."""
     left, seen = list(outcomes), []
 
     async def handle(job, attempt):
         seen.append((job, attempt))
         outcome = left.pop(0)
-        if isinstance(outcome, Exception) and not isinstance(outcome, Retry | Reject):
-            raise outcome
+        if isinstance(outcome, tuple):
+            raise outcome[0]
         return outcome
 
     async with connected() as client:

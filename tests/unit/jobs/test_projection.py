@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from penstock import Draft, PubSub
 from penstock.brokers.memory import MemoryBroker
-from penstock.errors import UnavailableError
+from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.jobs import JobSettings, JobViews, Projection, PubSubClient, encode_event
 from penstock.jobs.views.projection import Lag
 from penstock.testing import VirtualClock, eventually
@@ -93,3 +94,24 @@ async def test_whatever_happens_to_it_once_the_log_is_followed(error, caplog):
         while await views.get(EVENT.job_id) is None:
             await asyncio.sleep(0.1)
     assert "cannot follow topic 'job-events'" in caplog.text
+
+
+async def test_a_view_that_cannot_be_read_does_not_stop_those_who_watch_others():
+    """As views in a database have it, when another pipeline took a job further."""
+    broker, views = MemoryBroker(VirtualClock()), JobViews()
+    other = structs.replace(EVENT, job_id="job_" + "9" * 32)
+    apply, get = views.apply, views.get
+
+    async def unreadable(job_id):
+        if job_id == EVENT.job_id:
+            raise FailedPreconditionError("Job is at a stage that this process does not know")
+        return await get(job_id)
+
+    views.apply = lambda events: apply([event for event in events if event != EVENT])
+    views.get = unreadable
+    async with projected(broker, views) as projection:
+        watcher = projection.watch()
+        await broker.publish("job-events", [encode_event(EVENT), encode_event(other)])
+        async for view in watcher:
+            assert view.job_id == other.job_id
+            break

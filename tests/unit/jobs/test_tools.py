@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import InvalidArgumentError
 from penstock.jobs import MEDIA, load_settings
+from penstock.jobs.pipeline.declaration import tools_at
 from penstock.jobs.tools import Tools, open_tools
 
 
@@ -21,7 +22,7 @@ def settings_with(tools):
     return load_settings(environ={}, pipeline=replace(MEDIA, name="tooled", tools=tools))
 
 
-@pytest.mark.parametrize("tools", [hammer, "tests.unit.jobs.test_tools:hammer"])
+@pytest.mark.parametrize("tools", [hammer, tools_at("tests.unit.jobs.test_tools:hammer")])
 async def test_tools_are_given_or_named(tools):
     async with open_tools(settings_with(tools), "a store") as opened:
         assert opened == "hammer for a store"
@@ -35,7 +36,7 @@ async def test_handlers_of_a_pipeline_without_tools_get_its_settings_and_its_sto
 
 def test_tools_that_are_not_there_are_an_error_that_says_so():
     with pytest.raises(InvalidArgumentError, match="Tools 'nowhere:hammer' cannot be found"):
-        open_tools(settings_with("nowhere:hammer"), "a store")
+        open_tools(settings_with(tools_at("nowhere:hammer")), "a store")
 
 
 def test_whoever_asks_for_jobs_loads_nothing_that_works_on_media():

@@ -79,6 +79,8 @@ class Subscriber(Listener, Generic[T]):
             return Reject(error.reason)
         try:
             return await self._call(value, message.delivery_attempt)
+        except (Retry, Reject) as decided:
+            return decided
         except Exception as error:
             log_trouble(error, self._name, subject)
             return Retry("trouble")

@@ -35,15 +35,14 @@ class Pipeline:
 
     `jobs`: a payload type for each media type. `stages`: the first takes jobs that are Queued, each
     of the others what the one before emits. `tools`: called with the settings and the store, once a
-    process, and entered while stages run: what handlers work with. Given as `module:NAME`, it is
-    loaded no earlier: whoever only asks for jobs needs none of it. `prefix`: what the names of
+    process, and entered while stages run: what handlers work with. `prefix`: what the names of
     topics and subscriptions begin with; the pipeline's name unless given.
     """
 
     name: str
     jobs: Sequence[type[Job]]
     stages: Sequence[Stage]
-    tools: Opener | str | None = None
+    tools: Opener | None = None
     prefix: str = ""
 
     def __post_init__(self) -> None:
@@ -250,7 +249,7 @@ def _with_event(stage: Stage) -> Stage:
 
 def pipeline_of(reference: str) -> Pipeline:
     """The pipeline at `module:NAME`, looked up where it is needed."""
-    found = named("Pipeline", reference)
+    found = _named("Pipeline", reference)
     if not isinstance(found, Pipeline):
         raise InvalidArgumentError(
             f"{reference!r} is a {type(found).__name__}; it should be a penstock.jobs.Pipeline"
@@ -258,8 +257,18 @@ def pipeline_of(reference: str) -> Pipeline:
     return found
 
 
-def named(what: str, reference: str) -> Any:
-    """What is found at `module:NAME`."""
+def tools_at(reference: str) -> Opener:
+    """The tools at `module:NAME`, loaded when stages run and no earlier: whoever only asks for jobs
+    needs none of it."""
+
+    def opened(*given: Any) -> AbstractAsyncContextManager[Any]:
+        opener: Opener = _named("Tools", reference)
+        return opener(*given)
+
+    return opened
+
+
+def _named(what: str, reference: str) -> Any:
     module, _, name = reference.partition(":")
     try:
         return getattr(import_module(module), name)

@@ -21,7 +21,7 @@ from penstock.jobs.model.event import JobCancelled, JobFailed, JobQueued, StageE
 from penstock.jobs.model.fields import Count, Moment, OpaqueId, Rate, Seconds, VideoId, Word
 from penstock.jobs.model.job import Job, Upgrade
 from penstock.jobs.model.names import JobStage
-from penstock.jobs.pipeline.declaration import Pipeline
+from penstock.jobs.pipeline.declaration import Pipeline, tools_at
 from penstock.jobs.pipeline.stage import Outcome, Stage
 from penstock.media.speakers import SpeakerRole
 from penstock.media.video_ids import video_id_of
@@ -168,7 +168,7 @@ MEDIA = Pipeline(
             defaults={"concurrency": 2, "time_limit": 4 * 3600.0},
         ),
     ),
-    tools="penstock.jobs.media_tools:open_media_tools",
+    tools=tools_at("penstock.jobs.media_tools:open_media_tools"),
 )
 
 MEDIA_REFERENCE = f"{__name__}:MEDIA"

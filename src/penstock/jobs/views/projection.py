@@ -13,7 +13,12 @@ from typing import Self
 
 from penstock.batching import GroupCommit
 from penstock.broker import Log
-from penstock.errors import AlreadyExistsError, PenstockError, PermissionDeniedError
+from penstock.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    PenstockError,
+    PermissionDeniedError,
+)
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.subscriber import Subscriber
 from penstock.jobs.model.codec import InvalidMessageError
@@ -150,9 +155,11 @@ class Projection:
             # What another process was faster to write is news to our watchers all the same.
             ours = {view.job_id for view in changed}
             for job_id in {event.job_id for event in events} - ours:
-                view = await self._views.get(job_id)
-                if view is not None:
-                    changed.append(view)
+                # A view that cannot be read was told of when its event was skipped.
+                with suppress(FailedPreconditionError):
+                    view = await self._views.get(job_id)
+                    if view is not None:
+                        changed.append(view)
             for watcher in list(self._watchers):
                 watcher.tell(changed)
         return [Done()] * len(events)
