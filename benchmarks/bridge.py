@@ -218,15 +218,10 @@ async def _measure(broker: str, url: str, number: int, name: str) -> list[Row]:
 
 
 async def _drain(scene: Scene) -> None:
-    """What was relayed is taken by the worker, so that nothing waits for the next measure."""
-    admin = (await scene.broker()).admin
-
-    async def nothing(event: Any, connection: Any) -> None: ...
-
-    async with scene.worker.consumer(nothing, batch_size=BATCH):
-        # The broker has no event to wait for.
-        while (await admin.describe_subscription(scene.worker.names.durable)).backlog:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    """What was relayed is acked, so that nothing waits for the next measure."""
+    broker, name = await scene.broker(), scene.worker.names.durable
+    while got := await broker.pull(name, max_messages=BATCH, max_bytes=2**24, wait=0.5):
+        await broker.settle(name, [Settlement(one.ack_id, Verb.ACK) for one in got])
 
 
 def _at_least(what: str, figures: dict[str, Figures], least: float) -> Row:

@@ -48,8 +48,10 @@ def inbox(store: EffectsOnce, *, key: Callable[[Message], str] = original_id) ->
     """Messages whose key had its effect before are acked unseen; the handler of others runs in a
     transaction that commits with their mark. It finds it with `inbox_connection`.
 
-    What the handler publishes is published before that commit: with an outbox on the same
-    connection it is published if and only if it commits.
+    Let it be innermost: what a `retry` inside of it tried before is in the transaction, too. A
+    batch handler that says that one of its messages failed must not have written for it. What the
+    handler returns is published before that commit; with an outbox on the same connection a message
+    is published if and only if it commits.
     """
 
     async def once(call: Call, next: Next) -> Any:
