@@ -10,12 +10,14 @@ driver. A batch that is run again finds in the store what was done.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ from penstock.rules.backoff import Backoff
 from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.progress import report
 from penstock.spark.jobs.projection import Project
+from penstock.spark.jobs.queues import make_queues
 from penstock.spark.jobs.stage_task import INPUT, OUTPUT, StageTask
 from penstock.spark.session.starting import activate
 
@@ -77,6 +80,11 @@ def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ..
             f"Spark runs in processes of its own, which cannot see {scheme}://; use local://DIR or "
             "nats://…"
         )
+    if broker_kind(settings.url).ranges is None and "://" in options.checkpoints:
+        raise InvalidArgumentError(
+            "A broker without a log is read through a spool beside the checkpoints; give a folder "
+            "for them that the driver and all executors see"
+        )
     pipeline = pipeline_of(options.pipeline)
     if pipeline is not settings.pipeline:
         raise InvalidArgumentError(
@@ -103,6 +111,7 @@ class SparkPipeline:
         self._spark = spark
         self._settings = settings
         self._options = options
+        self._has_log = broker_kind(settings.url).ranges is not None
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -113,6 +122,7 @@ class SparkPipeline:
         """Run until stopped. A query that fails is started again from its checkpoint, each time
         after a longer pause."""
         activate(self._spark)
+        self._prepare()
         with ExitStack() as stack:
             if set(self._queries) != {PROJECTION}:
                 stack.enter_context(DriverRelay(self._settings))
@@ -130,6 +140,7 @@ class SparkPipeline:
         """Work through all there is now, stage by stage, and return. What is to be tried again
         later stays in the outbox, for whoever runs next."""
         activate(self._spark)
+        self._prepare()
         with DriverRelay(self._settings) as relay:
             for name in self._queries:
                 query = self.start(name, once=True)
@@ -141,6 +152,11 @@ class SparkPipeline:
                 report(name, query)
                 # What one stage says is what the next works through.
                 relay.wait_until_sent(self._options.drain)
+
+    def _prepare(self) -> None:
+        """Queues hold what is published once they are there; a log is there by itself."""
+        if not self._has_log:
+            asyncio.run(make_queues(self._settings, events=PROJECTION in self._queries))
 
     def start(self, name: str, *, once: bool = False) -> StreamingQuery:
         """Start the query of a stage, from where its checkpoint says."""
@@ -157,18 +173,25 @@ class SparkPipeline:
     def _stage(self, name: str) -> DataStreamWriter:
         settings = self._settings.stages.of(self._settings.pipeline.stage(name))
         task = StageTask(self._settings.to_json(), self._options.pipeline, name)
-        jobs = self._read(
-            topics=",".join(self._settings.topics.work),
-            filter=settings.filter,
-            maxRecordsPerPartition=str(self._options.partition),
-        )
+        if self._has_log:
+            jobs = self._read(
+                topics=",".join(self._settings.topics.work),
+                filter=settings.filter,
+                maxRecordsPerPartition=str(self._options.partition),
+            )
+        else:
+            queues = self._settings.subscriptions_of(settings).values()
+            jobs = reduce(lambda one, other: one.union(other), map(self._read_queue, queues))
         return jobs.select(*INPUT).mapInArrow(task, OUTPUT).writeStream.format("noop")
 
     def _projection(self) -> DataStreamWriter:
         history = self._options.history
         if history is not None and "://" not in history:
             history = str(Path(history).absolute())
-        events = self._read(topics=self._settings.topics.events)
+        if self._has_log:
+            events = self._read(topics=self._settings.topics.events)
+        else:
+            events = self._read_queue(self._settings.api.spark_subscription)
         project = Project(self._settings.database, self._options.pipeline, history)
         return events.writeStream.foreachBatch(project)
 
@@ -179,6 +202,18 @@ class SparkPipeline:
             .option("startingOffsets", "earliest")
             .option("maxOffsetsPerTrigger", str(self._options.batch))
             .options(**options)
+            .load()
+        )
+
+    def _read_queue(self, subscription: str) -> DataFrame:
+        spool = f"{self._options.checkpoints.rstrip('/')}/spools/{subscription}"
+        return (
+            self._spark.readStream.format("penstock")
+            .option("url", self._settings.url)
+            .option("subscription", subscription)
+            .option("spoolLocation", str(Path(spool).absolute()))
+            .option("maxOffsetsPerTrigger", str(self._options.batch))
+            .option("segmentSeconds", str(max(0.1, min(1.0, self._options.trigger))))
             .load()
         )
 
