@@ -42,3 +42,6 @@ class TestGooglesEmulator(BrokerConformance):
     @pytest.fixture
     def harness(self, address: str) -> Harness:
         return Harness(f"pubsub://{PROJECT}?emulator={address}", second=10, lacks=GAPS)
+
+    @pytest.mark.skip(reason="it loses the place of a message that expired")
+    def test_an_expired_message_comes_back_before_later_ones_of_its_key(self) -> None: ...

@@ -57,6 +57,9 @@ SURFACE = {
         "errors",
         "register_broker",
     ],
+    "penstock.brokers.google": [
+        "GoogleBroker",
+    ],
     "penstock.brokers.memory": [
         "MemoryBroker",
     ],
@@ -88,6 +91,9 @@ SURFACE = {
         "Origin",
         "Replay",
         "Selection",
+    ],
+    "penstock.emulator": [
+        "Emulator",
     ],
     "penstock.jobs": [
         "AudioInfo",
@@ -207,12 +213,14 @@ SURFACE = {
         "Subscription",
     ],
     "penstock.testing": [
+        "HastyLoop",
         "MadeMessage",
         "TestApp",
         "VirtualClock",
         "VirtualTimeLoop",
         "eventually",
         "make_message",
+        "run_hasty",
         "run_real",
         "run_virtual",
         "settled",
