@@ -128,6 +128,13 @@ class ApiSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 64 * 1024
     views: Literal["memory", "sql"] = "memory"
     views_subscription: str = "job-views"
+    """To follow the events by, on a broker without a log."""
+
+    @property
+    def spark_subscription(self) -> str:
+        """The same, for the projection on Spark: of those who share a subscription, each event
+        goes to one."""
+        return f"{self.views_subscription}-spark"
 
     def __repr__(self) -> str:
         return f"<ApiSettings {self.host}:{self.port}, {len(self.tokens)} tokens>"
@@ -149,6 +156,14 @@ class JobSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __repr__(self) -> str:
         # Addresses may carry passwords.
         return f"<JobSettings of {self.pipeline.name}, {self.topics!r}>"
+
+    def subscriptions_of(self, stage: StageSettings) -> dict[str, str]:
+        """Where its messages are taken from, by topic: one for each that jobs are sent to."""
+        name, topics = stage.subscription, self.topics
+        return {
+            topic: name if topic == topics.processing else f"{name}-{topic}"
+            for topic in topics.work
+        }
 
     def to_json(self) -> bytes:
         """For a process elsewhere, which reads it with `settings_from_json`. Passwords included."""

@@ -50,6 +50,10 @@ def test_what_jobs_need_is_made_and_left_alone_the_second_time(emulator):
 def test_a_dry_run_opens_nothing_and_writes_both_forms():
     said = provision("--dry-run", url="pubsub://shop?emulator=127.0.0.1:1")
     assert said.count("gcloud pubsub subscriptions create") == len(MADE)
+    assert "job-views-spark" not in said
+    with_spark = provision("--dry-run", "--spark", "--as", "gcloud", url="pubsub://shop")
+    assert "subscriptions create job-views-spark --project=shop" in with_spark
+    assert "resource" not in with_spark
     assert said.count('resource "google_pubsub_subscription"') == len(MADE)
 
 

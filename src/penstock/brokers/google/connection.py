@@ -32,8 +32,10 @@ _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _CALLS = {rpc.name: rpc for rpc in RPCS}
-# The field that says whom a call is about, by which Google routes it.
-_ROUTES = ("topic", "subscription", "snapshot", "name", "project")
+# The field that says whom a call is about: what has to be there. A name is that of something new.
+_ABOUT = ("topic", "subscription", "snapshot", "name", "project")
+# The field by which Google routes a call.
+_ROUTES = ("name", "topic", "subscription", "snapshot", "project")
 _WITHIN = 60.0
 
 
@@ -63,10 +65,10 @@ class Connection:
         rpc = _CALLS[name]
         resource = _about(request)
         try:
-            return await self._methods(name)(
-                request, timeout=within, metadata=_metadata(request, resource)
-            )
+            return await self._methods(name)(request, timeout=within, metadata=_metadata(request))
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.ALREADY_EXISTS:
+                resource = getattr(request, "name", resource)
             raise fault_of(error, rpc, resource) from error
 
     def stream(self, resource: str) -> Any:
@@ -101,18 +103,20 @@ class Connection:
 
 
 def _about(request: Any) -> str:
-    """The resource a request names."""
-    for field in _ROUTES:
+    """The resource that has to be there."""
+    for field in _ABOUT:
         value = getattr(request, field, "")
         if value:
             return value if isinstance(value, str) else str(value.name)
     return ""
 
 
-def _metadata(request: Any, resource: str) -> tuple[tuple[str, str], ...]:
+def _metadata(request: Any) -> tuple[tuple[str, str], ...]:
     field = next(field for field in _ROUTES if getattr(request, field, ""))
-    nested = "" if isinstance(getattr(request, field), str) else ".name"
-    return (("x-goog-request-params", f"{field}{nested}={quote(resource, safe='')}"),)
+    value = getattr(request, field)
+    if not isinstance(value, str):
+        field, value = f"{field}.name", value.name
+    return (("x-goog-request-params", f"{field}={quote(value, safe='')}"),)
 
 
 def _credentials(file: str | None) -> Any:

@@ -73,8 +73,9 @@ def _role(rpc: Rpc) -> str:
 
 def _not_found(resource: str, said: str) -> NotFoundError:
     *_, kind, name = ["", *resource.split("/")]
-    # Google names what is missing; it need not be what the call was about.
-    if f"resource={name})" in said or not said:
+    # Google names what is missing, which need not be what the call was about; emulators do not.
+    names_another = "resource=" in said or "project" in said.lower()
+    if f"resource={name})" in said or not names_another:
         match kind:
             case "topics":
                 return errors.TopicNotFoundError(name)

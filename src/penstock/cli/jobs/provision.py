@@ -27,31 +27,34 @@ def provision(
     form: Annotated[
         As, typer.Option("--as", help="What --dry-run prints: gcloud, terraform or both.")
     ] = "both",
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Also what the projection on Spark reads.")
+    ] = False,
 ) -> None:
     """Make the topics and subscriptions that jobs need; what exists is left as it is."""
     settings = common.load()
     if dry_run:
-        typer.echo(_written(settings, form))
+        typer.echo(_written(settings, form, spark=spark))
     else:
-        asyncio.run(_made(settings))
+        asyncio.run(_made(settings, spark=spark))
 
 
-async def _made(settings: JobSettings) -> None:
+async def _made(settings: JobSettings, *, spark: bool) -> None:
     async with PubSub(settings.url) as pubsub:
         client = PubSubClient(pubsub, settings)
-        await client.provision()
         has_log = (await pubsub.broker()).log is not None
+        await client.provision(spark=spark)
         for topic in client.topics():
             typer.echo(f"topic {topic.name}")
-        for subscription in client.every_subscription(has_log=has_log):
+        for subscription in client.every_subscription(has_log=has_log, spark=spark):
             typer.echo(f"subscription {subscription.name} of {subscription.topic}")
 
 
-def _written(settings: JobSettings, form: As) -> str:
+def _written(settings: JobSettings, form: As, *, spark: bool) -> str:
     """Nothing is opened or asked for."""
     from penstock.googlepubsub import gcloud, terraform
 
-    topics, subscriptions = _resources(settings)
+    topics, subscriptions = _resources(settings, spark=spark)
     parts = []
     if form != "terraform":
         parts.append("\n".join(gcloud.commands(topics, subscriptions)))
@@ -60,7 +63,7 @@ def _written(settings: JobSettings, form: As) -> str:
     return "\n\n".join(parts)
 
 
-def _resources(settings: JobSettings) -> tuple[list[Any], list[Any]]:
+def _resources(settings: JobSettings, *, spark: bool) -> tuple[list[Any], list[Any]]:
     """As Google knows them."""
     from penstock.googlepubsub.messages import Subscription, Topic
     from penstock.googlepubsub.names import Names
@@ -72,7 +75,7 @@ def _resources(settings: JobSettings) -> tuple[list[Any], list[Any]]:
     for config in client.topics():
         topics.append(Topic())
         write_topic(topics[-1], config, names)
-    for handle in client.every_subscription(has_log=False):
+    for handle in client.every_subscription(has_log=False, spark=spark):
         wanted = SubscriptionConfig(
             name=handle.name, topic=handle.topic or "", **handle.config_given
         )

@@ -52,7 +52,7 @@ class PubSubClient:
     async def __aexit__(self, *_: object) -> None:
         await self.publisher.aclose()
 
-    async def provision(self) -> None:
+    async def provision(self, *, spark: bool = False) -> None:
         """Make what is missing of topics and subscriptions; what exists is left as it is. Who may
         make nothing finds it made, or is told when it is used."""
         has_log = (await self.pubsub.broker()).log is not None
@@ -63,7 +63,7 @@ class PubSubClient:
                     routed_attributes=topic.routed_attributes,
                 )
             )
-        for subscription in self.every_subscription(has_log=has_log):
+        for subscription in self.every_subscription(has_log=has_log, spark=spark):
             await _make(subscription.create())
 
     def topics(self) -> list[TopicConfig]:
@@ -81,8 +81,8 @@ class PubSubClient:
             for name in (*sorted(dead | {topics.dead_events}), *routed)
         ]
 
-    def every_subscription(self, *, has_log: bool) -> list[Subscription]:
-        """All that jobs need. Where there is a log, the read model follows that."""
+    def every_subscription(self, *, has_log: bool, spark: bool = False) -> list[Subscription]:
+        """All that jobs need. Where there is a log, the read model follows that, also on Spark."""
         found = [
             subscription
             for stage in self.settings.pipeline.stages
@@ -90,6 +90,8 @@ class PubSubClient:
         ]
         if not has_log:
             found.append(self.events(self.settings.api.views_subscription))
+        if spark and not has_log:
+            found.append(self.events(self.settings.api.spark_subscription))
         return found
 
     def events(self, subscription: str) -> Subscription:
@@ -105,9 +107,7 @@ class PubSubClient:
         """One for each topic that jobs are sent to."""
         return [
             self.pubsub.subscription(
-                settings.subscription
-                if topic == self.settings.topics.processing
-                else f"{settings.subscription}-{topic}",
+                name,
                 topic=topic,
                 filter=settings.filter,
                 ack_deadline=settings.ack_deadline,
@@ -122,7 +122,7 @@ class PubSubClient:
                     max_total=min(7 * 86_400.0, settings.time_limit + settings.ack_deadline),
                 ),
             )
-            for topic in self.settings.topics.work
+            for topic, name in self.settings.subscriptions_of(settings).items()
         ]
 
     def subscriber(

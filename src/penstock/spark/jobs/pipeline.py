@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
-from penstock.connect import check_shared
+from penstock.connect import broker_kind, check_shared
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
@@ -29,6 +29,7 @@ from penstock.spark.jobs.kept_query import KeptQuery
 from penstock.spark.jobs.places import absolute, absolute_place, check_reach, prepare_database
 from penstock.spark.jobs.progress import report
 from penstock.spark.jobs.projection import Project
+from penstock.spark.jobs.queues import make_queues
 from penstock.spark.jobs.runner import Workplace
 from penstock.spark.jobs.stage_task import INPUT, OUTPUT, StageTask
 from penstock.spark.session.starting import activate
@@ -70,6 +71,8 @@ class PipelineOptions:
 def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ...]:
     """The names of the queries to run; an error when they cannot be run like that."""
     check_shared(settings.url)
+    if broker_kind(settings.url).ranges is None:
+        _check_queues(settings, options)
     pipeline = pipeline_of(options.pipeline)
     if pipeline is not settings.pipeline:
         raise InvalidArgumentError(
@@ -84,6 +87,20 @@ def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ..
             f"Stages are {', '.join(every)}, not {', '.join(sorted(unknown)) or 'none'}"
         )
     return chosen
+
+
+def _check_queues(settings: JobSettings, options: PipelineOptions) -> None:
+    scheme = settings.url.partition("://")[0]
+    if "://" in options.checkpoints:
+        raise InvalidArgumentError(
+            f"What is behind {scheme}:// keeps no log and is read through a spool beside the "
+            "checkpoints; give a folder for them that the driver and all executors see"
+        )
+    if options.history is not None:
+        raise InvalidArgumentError(
+            f"A history is kept by sequences of a log, and what is behind {scheme}:// keeps none; "
+            "leave it out, or use nats:// or local://"
+        )
 
 
 class SparkPipeline:
@@ -101,6 +118,7 @@ class SparkPipeline:
             checkpoints=absolute_place(options.checkpoints),
             history=None if options.history is None else absolute_place(options.history),
         )
+        self._has_log = broker_kind(settings.url).ranges is not None
         self._workplace: Workplace | None = None
         self._stopping = threading.Event()
 
@@ -140,6 +158,9 @@ class SparkPipeline:
     @contextmanager
     def _prepared(self) -> Iterator[ExitStack]:
         identity = asyncio.run(prepare_database(self._settings))
+        if not self._has_log:
+            # Queues hold what is published once they are there; a log is there by itself.
+            asyncio.run(make_queues(self._settings, events=PROJECTION in self._queries))
         workplace = Workplace(self._settings.to_json(), self._options.pipeline, identity)
         self._workplace = workplace
         with ExitStack() as stack:
@@ -176,17 +197,25 @@ class SparkPipeline:
     def _stage(self, name: str) -> DataStreamWriter:
         settings = self._settings.stages.of(self._settings.pipeline.stage(name))
         task = StageTask(self._placed(), name)
-        jobs = self._read(
-            topics=",".join(self._settings.topics.work),
-            filter=settings.filter,
-            maxRecordsPerPartition=str(self._options.partition),
-        )
+        if self._has_log:
+            jobs = self._read(
+                topics=",".join(self._settings.topics.work),
+                filter=settings.filter,
+                maxRecordsPerPartition=str(self._options.partition),
+            )
+        else:
+            queues = self._settings.subscriptions_of(settings).values()
+            jobs = reduce(lambda one, other: one.union(other), map(self._read_queue, queues))
         return jobs.select(*INPUT).mapInArrow(task, OUTPUT).writeStream.format("noop")
 
     def _projection(self) -> DataStreamWriter:
         topic = self._settings.topics.events
+        if self._has_log:
+            events = self._read(topics=topic)
+        else:
+            events = self._read_queue(self._settings.api.spark_subscription)
         project = Project(self._placed(), self._settings.url, topic, self._options.history)
-        return self._read(topics=topic).writeStream.foreachBatch(project)
+        return events.writeStream.foreachBatch(project)
 
     def _placed(self) -> Workplace:
         if self._workplace is None:
@@ -200,6 +229,18 @@ class SparkPipeline:
             .option("startingOffsets", "earliest")
             .option("maxOffsetsPerTrigger", str(self._options.batch))
             .options(**options)
+            .load()
+        )
+
+    def _read_queue(self, subscription: str) -> DataFrame:
+        spool = f"{self._options.checkpoints.rstrip('/')}/spools/{subscription}"
+        return (
+            self._spark.readStream.format("penstock")
+            .option("url", self._settings.url)
+            .option("subscription", subscription)
+            .option("spoolLocation", spool)
+            .option("maxOffsetsPerTrigger", str(self._options.batch))
+            .option("segmentSeconds", str(max(0.1, min(1.0, self._options.trigger))))
             .load()
         )
 

@@ -10,7 +10,13 @@ import pytest
 from penstock import Draft, connect
 from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.emulator import Emulator
-from penstock.errors import PermissionDeniedError, UnavailableError
+from penstock.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    PermissionDeniedError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from penstock.googlepubsub.messages import (
     Empty,
     PublishResponse,
@@ -157,6 +163,46 @@ async def test_a_missing_permission_names_the_role_that_grants_it():
 
 
 # Receiving.
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Resource not found (resource=orders).", TopicNotFoundError),
+        ("Topic not found", TopicNotFoundError),
+        ("Resource not found (resource=elsewhere).", NotFoundError),
+        ("Requested project not found (project=project-one).", NotFoundError),
+    ],
+)
+async def test_what_is_missing_is_what_google_says_or_what_was_asked_for(said, kind):
+    async def serve(_: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.NOT_FOUND, said)
+
+    google = ScriptedGoogle(delete_topic=serve)
+    async with google.serving() as url:
+        broker = await connect(url)
+        with pytest.raises(NotFoundError) as caught:
+            await broker.admin.delete_topic("orders")
+        await broker.aclose()
+    assert type(caught.value) is kind
+    assert kind is TopicNotFoundError or said in str(caught.value)
+
+
+async def test_what_exists_is_named_even_where_google_does_not():
+    routed: list[str] = []
+
+    async def serve(_: Any, context: Any) -> None:
+        routed.append(dict(context.invocation_metadata())["x-goog-request-params"])
+        await context.abort(grpc.StatusCode.ALREADY_EXISTS, "Subscription already exists")
+
+    google = ScriptedGoogle(create_subscription=serve)
+    async with google.serving() as url:
+        broker = await connect(url)
+        config = SubscriptionConfig(name="billing", topic="orders")
+        with pytest.raises(AlreadyExistsError, match="subscriptions/billing"):
+            await broker.admin.create_subscription(config)
+        await broker.aclose()
+    assert routed == ["name=projects%2Fproject-one%2Fsubscriptions%2Fbilling"]
 
 
 async def test_a_stream_that_ends_is_opened_again_without_a_word():
