@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Unsettled, Usage
 from penstock.brokers.nats.aio.connection import Connection
@@ -14,6 +15,7 @@ from penstock.brokers.nats.protocol.configuration import (
     Consumer,
     consumer_config,
     consumer_of,
+    finished_consumer,
     stream_config,
     topic_config,
     unfinished,
@@ -158,16 +160,15 @@ class NatsAdmin:
             await self._catalogue.stream_info(config.dead_letter_policy.topic)
             await self._mover.prepare(consumer)
             await self._releases.prepare()
-        updated = await self._connection.request(
-            f"CONSUMER.CREATE.{consumer.stream}.{consumer.name}",
-            {
-                "stream_name": consumer.stream,
-                "action": "update",
-                "config": updated_consumer(info, config),
-            },
-            missing=lambda: SubscriptionNotFoundError(config.name),
-        )
+        updated = await self._update(consumer, updated_consumer(info, config))
         self._catalogue.remember(config.name, updated)
+
+    async def _update(self, consumer: Consumer, config: dict[str, Any]) -> dict[str, Any]:
+        return await self._connection.request(
+            f"CONSUMER.CREATE.{consumer.stream}.{consumer.name}",
+            {"stream_name": consumer.stream, "action": "update", "config": config},
+            missing=lambda: SubscriptionNotFoundError(consumer.config.name),
+        )
 
     async def detach_subscription(self, subscription: str) -> None:  # noqa: ARG002
         raise UnimplementedError("JetStream cannot detach a subscription; delete it instead")
@@ -238,7 +239,13 @@ class NatsAdmin:
                 f"Subscription {subscription!r} seeks to an aware datetime (with a time zone), "
                 f"not {to!r}"
             )
-        consumer = consumer_of(await self._catalogue.consumer_info(subscription))
+        info = await self._catalogue.consumer_info(subscription)
+        consumer = consumer_of(info)
+        finished = finished_consumer(info)
+        if finished is not None:
+            await self._update(consumer, finished)
+        # What is on loan, or waits to be lent in order, is so no longer.
+        self._catalogue.forget(subscription)
         record = await self._log.first_since(consumer.config.topic, to_ns(to))
         if record is None:
             extent = await self._log.extent(consumer.config.topic)

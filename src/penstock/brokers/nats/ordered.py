@@ -42,8 +42,9 @@ _IDLE = 1.0
 _ASK_EVERY = 0.5
 # What may be with somebody else is looked up by key; beyond so many messages all keys wait.
 _MOST_SUSPECTS = 5_000
-# What is lent or away may come with the next request only, though there is no room: one a second,
-# so many beyond what was asked for, and then for each the last one goes back.
+# What is lent or away may come with the next request only, though there is no room. So they are
+# asked for one by one, at once while they come back and one a second when they are new; beyond so
+# many the last one goes back for each.
 _MAKE_ROOM_EVERY = 1.0
 _EXTRA = 64
 _COMES_BACK_AFTER = 5.0
@@ -81,6 +82,7 @@ class OrderedQueue:
         self._ended: asyncio.Future[None] | None = None
         self._pin = ""
         self._asked = (1, 0)
+        self._comes_back = False
         self._pulls = 0
         self._news = asyncio.Event()
         self._failure: PenstockError | None = None
@@ -195,7 +197,9 @@ class OrderedQueue:
             messages, size = self._asked
             room = max(messages, 1) - self._book.here
             if room <= 0:
-                await self._change(_MAKE_ROOM_EVERY)
+                if not self._comes_back:
+                    await self._change(_MAKE_ROOM_EVERY)
+                self._comes_back = False
                 if self._book.here < messages or not (self._book.waits or self._book.lent):
                     continue
                 if self._book.here >= messages + _EXTRA:
@@ -261,7 +265,10 @@ class OrderedQueue:
         if pin and pin != self._pin:
             self._pin = pin
             self._begin_anew()
-        self._book.arrive(self._decode(self._consumer, (subject, reply, block, payload)))
+        delivery = self._decode(self._consumer, (subject, reply, block, payload))
+        # The server hands over what came back before what is new: there may be more of it.
+        self._comes_back = delivery.delivery_attempt > 1
+        self._book.arrive(delivery)
         self._renew_soon()
         self._left -= 1
         if not self._left:

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from penstock import Draft, PubSub, PushDelivery, Receipt
-from penstock.errors import ClosedError, UnavailableError
-from penstock.message import PublishFault
+from penstock import Draft, PreciseTime, PubSub, PushDelivery, Receipt
+from penstock.errors import AlreadyExistsError, ClosedError, UnavailableError
+from penstock.message import PublishFault, Settlement, Verb
 from penstock.testing.faults import faulty_proxy
 from tests.support.servers import NatsServer
 
@@ -150,3 +150,46 @@ async def test_pulls_side_by_side_lose_nothing_and_deliver_nothing_twice(server)
         await asyncio.gather(*pulls)
         assert sorted(d.record.sequence for d in found) == list(range(1, 301))
         assert {d.delivery_attempt for d in found} == {1}
+
+
+async def test_creating_what_was_moved_back_leaves_it_where_it_is(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("moved-back").create()
+        await topic.publish_message(b"before")
+        sub = await topic.subscription("moved-back-sub").create()
+        await sub.seek(PreciseTime.from_ns(0))
+        with pytest.raises(AlreadyExistsError):
+            await topic.subscription(sub.name).create()
+        broker = await pubsub.broker()
+        [found] = await broker.pull(sub.name, max_messages=5, max_bytes=1000, wait=5)
+        assert found.record.data == b"before"
+
+
+async def test_pulls_wait_in_peace_where_few_may_be_unsettled(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("narrow").create()
+        broker = await pubsub.broker()
+        config = {"durable_name": "narrow-sub", "ack_policy": "explicit", "max_ack_pending": 1}
+        await broker._connection.request(
+            "CONSUMER.CREATE.narrow.narrow-sub",
+            {"stream_name": "narrow", "config": {"name": "narrow-sub", **config}},
+        )
+        for n in range(5):
+            await topic.publish_message(b"%d" % n)
+        [held] = await broker.pull("narrow-sub", max_messages=5, max_bytes=1000, wait=5)
+        written = []
+        write = broker._connection.wire.write
+
+        async def watched(parts, **how):
+            written.extend(part for part in parts if b"MSG.NEXT" in part)
+            await write(parts, **how)
+
+        broker._connection.wire.write = watched
+        pulls = [
+            broker.pull("narrow-sub", max_messages=5, max_bytes=1000, wait=0.5) for _ in range(3)
+        ]
+        assert await asyncio.gather(*pulls) == [[], [], []]
+        assert len(written) < 12
+        await broker.settle("narrow-sub", [Settlement(held.ack_id, Verb.ACK)])
+        [following] = await broker.pull("narrow-sub", max_messages=5, max_bytes=1000, wait=5)
+        assert following.record.data == b"1"

@@ -143,9 +143,18 @@ class Pulling:
             return inbox.messages, inbox.status[0]
 
     async def _ask(
-        self, inbox: Inbox, consumer: Consumer, batch: int, max_bytes: int, wait: float
+        self,
+        inbox: Inbox,
+        consumer: Consumer,
+        batch: int,
+        max_bytes: int,
+        wait: float,
+        *,
+        one_shot: bool = True,
     ) -> list[Raw]:
-        request: dict[str, object] = {"batch": batch, "no_wait": True}
+        request: dict[str, object] = {"batch": batch}
+        if one_shot:
+            request["no_wait"] = True
         if wait:
             request["expires"] = int(wait * NS)
         if max_bytes:
@@ -159,6 +168,10 @@ class Pulling:
         if code == CONFLICT and "Exceeds MaxBytes" in text:
             # A message larger than the room asked for: it must get through some time.
             return await self._ask(inbox, consumer, 1, 0, 0)
+        if code == TIMED_OUT and text == _OTHERS_WAIT and wait and one_shot:
+            # There are messages, and no more may be unsettled: then the server refuses to let such
+            # a request wait. A plain one waits its turn.
+            return await self._ask(inbox, consumer, 1, 0, wait, one_shot=False)
         failure = ended_by(consumer, code, text)
         if failure is not None:
             raise failure
@@ -219,6 +232,7 @@ class Pulling:
             inbox.fail(error)
 
 
+_OTHERS_WAIT = "Requests Pending"
 # The request has ended and nothing else: whoever asks again is answered by the next leader.
 _PASSING = ("Batch Completed", "Leadership Change", "Server Shutdown")
 

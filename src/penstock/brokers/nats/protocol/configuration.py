@@ -235,6 +235,17 @@ def unfinished(info: dict[str, Any]) -> int | None:
     return None if moved else begins
 
 
+def finished_consumer(info: dict[str, Any]) -> dict[str, Any] | None:
+    """A consumer as it is, but that it was moved to where it begins; None when it says so already.
+    Whoever moves it elsewhere says so first, or it would be taken for one that never was."""
+    now = info["config"]
+    mark = _marked(now)
+    if mark.get("begins", 1) == 1:
+        return None
+    text = msgspec.json.encode({**mark, "begins": 1}).decode()
+    return {**now, "metadata": {**now["metadata"], _MARK: text}}
+
+
 def consumer_of(info: dict[str, Any]) -> Consumer:
     config = info["config"]
     marked = _marked(config)
