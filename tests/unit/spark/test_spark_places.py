@@ -24,6 +24,12 @@ def test_paths_are_absolute_before_they_travel(tmp_path, monkeypatch):
     assert found.media.root == f"{tmp_path}/media"
 
 
+def test_what_an_address_says_besides_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = absolute(settings(database="sqlite:///jobs.db?timeout=3"))
+    assert found.database == f"sqlite:///{tmp_path}/jobs.db?timeout=3"
+
+
 @pytest.mark.parametrize("address", ["postgresql://u:p@h/d", "sqlite:////var/jobs.db"])
 def test_what_means_the_same_everywhere_is_left_alone(address):
     found = settings(database=address)

@@ -41,7 +41,9 @@ def absolute(settings: JobSettings) -> JobSettings:
 
 def _absolute_database(address: str) -> str:
     file = sqlite_file(address)
-    return address if file is None else f"sqlite:///{file.absolute()}"
+    if file is None or file.is_absolute():
+        return address
+    return make_url(address).set(database=str(file.absolute())).render_as_string()
 
 
 def sqlite_file(address: str) -> Path | None:
