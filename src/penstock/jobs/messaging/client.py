@@ -8,9 +8,10 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Self
 
+from penstock.broker import Broker
 from penstock.client import PubSub
 from penstock.config import TopicConfig
-from penstock.errors import AlreadyExistsError, PermissionDeniedError
+from penstock.errors import AlreadyExistsError, PermissionDeniedError, UnimplementedError
 from penstock.jobs.messaging.listening import Listeners
 from penstock.jobs.messaging.publisher import Publisher
 from penstock.jobs.messaging.subscriber import Decode, Handle, Subscriber, T
@@ -34,6 +35,22 @@ async def _make(making: Coroutine[Any, Any, object]) -> None:
         _log.info("Taken for made by somebody else: %s", error)
 
 
+def _check_claims(broker: Broker) -> None:
+    """All that is missing at once, in the words of those who run jobs."""
+    claims = broker.capabilities
+    needs = {
+        "filters": claims.filters,
+        "retry_policy": claims.retry_policy,
+        "seek or replay": claims.seek or claims.replay,
+    }
+    missing = [name for name, there in needs.items() if not there]
+    if missing:
+        raise UnimplementedError(
+            f"Jobs need a broker with {', '.join(needs)}, and the {broker.name} broker does not "
+            f"claim {', '.join(missing)}; use local://DIR, nats://HOST or pubsub://PROJECT"
+        )
+
+
 class PubSubClient:
     """Publishes jobs and events, and runs subscribers. Use it with `async with`."""
 
@@ -55,7 +72,9 @@ class PubSubClient:
     async def provision(self, *, spark: bool = False) -> None:
         """Make what is missing of topics and subscriptions; what exists is left as it is. Who may
         make nothing finds it made, or is told when it is used."""
-        has_log = (await self.pubsub.broker()).log is not None
+        broker = await self.pubsub.broker()
+        _check_claims(broker)
+        has_log = broker.log is not None
         for topic in self.topics():
             await _make(
                 self.pubsub.topic(topic.name).create(
