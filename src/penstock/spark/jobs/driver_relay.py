@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Self
 
 from penstock.client import PubSub
@@ -20,6 +21,8 @@ from penstock.transactional import Database, Outbox
 _log = logging.getLogger("penstock.spark")
 # Tasks run in other processes and cannot wake it.
 _POLL = 0.1
+# Seconds for what is being sent when the driver ends.
+_ENDING = 30.0
 _OPENING = Persistence(backoff=Backoff(initial=0.5, maximum=5.0), worth_it=lambda _: True)
 
 
@@ -38,7 +41,9 @@ class DriverRelay:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(_ENDING)
+        if self._thread.is_alive():
+            _log.warning("What is committed and not yet sent is sent by whoever runs next")
 
     def wait_until_sent(self, within: float) -> None:
         """Until nothing is left to send but what waits for its time; an error after `within`
@@ -65,19 +70,23 @@ class DriverRelay:
         failures = Failures(_OPENING)
         while not self._stop.is_set():
             try:
-                asyncio.run(self._relay())
-            except (PenstockError, OSError) as error:
+                asyncio.run(self._relay(on_open=failures.clear))
+            except Exception as error:
+                # Whatever it is: while tasks commit, somebody has to send.
                 pause = failures.pause_after(error, time.monotonic()) or 0.0
                 _log.warning(
-                    "Nothing can be sent for now; trying again in %.1f s: %s", pause, error
+                    "Nothing can be sent for now; trying again in %.1f s: %s",
+                    *(pause, error),
+                    exc_info=None if isinstance(error, PenstockError | OSError) else error,
                 )
                 self._stop.wait(pause)
 
-    async def _relay(self) -> None:
+    async def _relay(self, on_open: Callable[[], None]) -> None:
         observer = JobObservers(LoggingObserver())
         async with (
             PubSub(self._settings.url) as pubsub,
             Database(self._settings.database) as database,
             relaying(database, pubsub, observer, poll=_POLL),
         ):
+            on_open()
             await asyncio.to_thread(self._stop.wait)
