@@ -120,15 +120,17 @@ async def test_a_pull_is_one_request_whether_it_waits_or_not(server):
 
         broker._connection.wire.write = watched
         pulling = asyncio.ensure_future(
-            broker.pull(sub.name, max_messages=10, max_bytes=10**6, wait=10)
+            broker.pull(sub.name, max_messages=10, max_bytes=10**6, wait=600)
         )
         await asyncio.sleep(0.1)
         await topic.publish_message(b"awaited")
-        assert [d.record.data for d in await pulling] == [b"awaited"]
+        async with asyncio.timeout(60):
+            assert [d.record.data for d in await pulling] == [b"awaited"]
         assert len(written) == 1
         for n in range(3):
             await topic.publish_message(b"%d" % n)
-        found = await broker.pull(sub.name, max_messages=10, max_bytes=10**6, wait=10)
+        async with asyncio.timeout(60):
+            found = await broker.pull(sub.name, max_messages=10, max_bytes=10**6, wait=600)
         assert [d.record.data for d in found] == [b"0", b"1", b"2"]
         assert len(written) == 2
 
