@@ -147,6 +147,7 @@ class GoogleBroker:
         inbox = self._inboxes.get(subscription)
         if inbox is None:
             config = await self._config(subscription)
+            self._connection.check_open()
             resource = self._names.resource(SUBSCRIPTIONS, subscription)
 
             async def extend(ack_ids: Sequence[str], seconds: int) -> None:

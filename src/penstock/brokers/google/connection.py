@@ -70,6 +70,16 @@ class Connection:
             if error.code() is grpc.StatusCode.ALREADY_EXISTS:
                 resource = getattr(request, "name", resource)
             raise fault_of(error, rpc, resource) from error
+        except asyncio.CancelledError:
+            # A channel that is closed cancels its calls; whoever made them was not.
+            task = asyncio.current_task()
+            if self._channel is None and task is not None and not task.cancelling():
+                raise _closed() from None
+            raise
+
+    def check_open(self) -> None:
+        if self._channel is None:
+            raise _closed()
 
     def stream(self, resource: str) -> Any:
         """An open StreamingPull, to be read, written and cancelled."""
@@ -81,8 +91,7 @@ class Connection:
         return fault_of(error, _CALLS["StreamingPull"], resource)
 
     def _method(self, name: str) -> Any:
-        if self._channel is None:
-            raise ClosedError("This connection to Google Pub/Sub is closed; connect again")
+        self.check_open()
         rpc: Rpc = _CALLS[name]
         kind = (
             self._channel.stream_stream
@@ -100,6 +109,10 @@ class Connection:
         self._methods.cache_clear()
         if channel is not None:
             await channel.close()
+
+
+def _closed() -> ClosedError:
+    return ClosedError("This connection to Google Pub/Sub is closed; connect again")
 
 
 def _about(request: Any) -> str:

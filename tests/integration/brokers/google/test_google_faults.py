@@ -12,6 +12,7 @@ from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.emulator import Emulator
 from penstock.errors import (
     AlreadyExistsError,
+    ClosedError,
     NotFoundError,
     PermissionDeniedError,
     TopicNotFoundError,
@@ -370,6 +371,17 @@ async def test_what_a_subscription_was_changed_to_counts_at_once():
         await broker.admin.update_subscription(exact)
         assert await broker.settle("billing", never) == [AckResponse.INVALID]
         await broker.aclose()
+
+
+async def test_a_pull_that_has_not_even_begun_ends_when_the_broker_is_closed():
+    google = ScriptedGoogle(get_subscription=for_ever)
+    async with google.serving() as url:
+        broker = await connect(url)
+        waiting = asyncio.ensure_future(pull(broker, wait=30))
+        await eventually(lambda: google.named("GetSubscription"))
+        await broker.aclose()
+        with pytest.raises(ClosedError):
+            await waiting
 
 
 # A server that goes away.
