@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from penstock import Draft, PreciseTime, PubSub, PushDelivery, Receipt
+from penstock import DeadLetterPolicy, Draft, PreciseTime, PubSub, PushDelivery, Receipt
 from penstock.errors import AlreadyExistsError, ClosedError, UnavailableError
 from penstock.message import PublishFault, Settlement, Verb
 from penstock.testing.faults import faulty_proxy
@@ -195,3 +195,30 @@ async def test_pulls_wait_in_peace_where_few_may_be_unsettled(server):
         await broker.settle("narrow-sub", [Settlement(held.ack_id, Verb.ACK)])
         [following] = await broker.pull("narrow-sub", max_messages=5, max_bytes=1000, wait=5)
         assert following.record.data == b"1"
+
+
+async def test_a_pull_that_is_cancelled_while_it_looks_gives_back_what_it_had_taken(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("looking").create()
+        dead = await pubsub.topic("looking-dead").create()
+        policy = DeadLetterPolicy(topic=dead.name, max_delivery_attempts=1)
+        sub = await topic.subscription("looking-sub", dead_letter_policy=policy).create()
+        await topic.publish_message(b"x")
+        broker = await pubsub.broker()
+        [first] = await broker.pull(sub.name, max_messages=1, max_bytes=100, wait=5)
+        await broker.settle(sub.name, [Settlement(first.ack_id, Verb.RELEASE)])
+        count, looking = broker._releases.count, asyncio.Event()
+
+        async def never(*_):
+            looking.set()
+            await asyncio.Event().wait()
+
+        broker._releases.count = never
+        pull = asyncio.ensure_future(broker.pull(sub.name, max_messages=1, max_bytes=100, wait=5))
+        await looking.wait()
+        pull.cancel()
+        await asyncio.wait([pull])
+        broker._releases.count = count
+        # Its ack deadline is a minute away: it comes only because it was given back.
+        [again] = await broker.pull(sub.name, max_messages=1, max_bytes=100, wait=20)
+        assert (again.record.data, again.delivery_attempt) == (b"x", 1)
