@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import Bridge, errors
-from penstock.cli.bridge import bridge
+from penstock.cli.bridge.bridge import bridge
 from penstock.transactional import Arrival, Database, Inbox
 from tests.support.processes import Running
 from tests.support.servers import NatsServer
