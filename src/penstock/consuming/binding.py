@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from penstock.config import SubscriptionConfig, check_duration, check_name, check_whole
+from penstock.consuming.bodies import decoder_of
 from penstock.consuming.calling import Binding, decoder_for
-from penstock.consuming.declaration import Subscriber
+from penstock.consuming.declaration import Subscriber, underlying
 from penstock.consuming.dependencies import Dependencies
 from penstock.consuming.middleware.chain import check_middleware
+from penstock.consuming.results import published_kind
 from penstock.consuming.signature import is_async, read_signature
 from penstock.errors import InvalidArgumentError
+from penstock.message import Draft
+from penstock.rules.filters import parse_filter
 from penstock.subscribing import SubscriberOptions
 
-_OPTIONS = {field.name for field in (*fields(SubscriptionConfig), *fields(SubscriberOptions))} - {
+_FOR_BROKER = {field.name for field in fields(SubscriptionConfig)} - {
     "name",
     "topic",
     "retry_policy",
     "push",
 }
+_FOR_STREAM = {field.name for field in fields(SubscriberOptions)}
+_OPTIONS = _FOR_BROKER | _FOR_STREAM
 
 
 def bind_all(
@@ -35,6 +42,7 @@ def bind_all(
         for function in idle
     ]
     problems += _taken_twice(subscribers)
+    problems += _round_and_round(subscribers)
     bindings = []
     for subscriber in subscribers:
         try:
@@ -49,13 +57,19 @@ def bind_all(
 
 def bind(subscriber: Subscriber, dependencies: Dependencies) -> Binding:
     _check_options(subscriber)
-    for middleware in subscriber.middleware:
-        check_middleware(middleware)
+    _check_not_a_generator(subscriber)
     if subscriber.blocking and is_async(subscriber.function):
         raise InvalidArgumentError(
             f"{subscriber.where} is async and blocking=True is for plain functions; leave it out"
         )
     signature = read_signature(subscriber.function, dependencies.__contains__)
+    if subscriber.sizes_batches and not signature.batch:
+        raise InvalidArgumentError(
+            f"{subscriber.where} takes one message at a time, and batch_size and batch_wait are "
+            "for handlers of several: write `list[…]` around its body, or leave them out"
+        )
+    if subscriber.publications:
+        _check_published(subscriber, signature.returns)
     try:
         decode = decoder_for(signature)
     except InvalidArgumentError as error:
@@ -87,14 +101,71 @@ def _check_options(subscriber: Subscriber) -> None:
                 check_whole(name, getattr(subscriber, name), 1)
         check_whole("batch_size", subscriber.batch_size, 1)
         check_duration("batch_wait", subscriber.batch_wait, 0, 600)
+        for middleware in subscriber.middleware:
+            check_middleware(middleware)
         unknown = sorted(subscriber.options.keys() - _OPTIONS)
         if unknown:
             raise InvalidArgumentError(
                 f"there is no option {', '.join(unknown)}; besides those of `subscriber` there are "
                 f"{', '.join(sorted(_OPTIONS))}"
             )
+        _check_values(subscriber)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{subscriber.where}: {error}") from None
+
+
+def _check_values(subscriber: Subscriber) -> None:
+    """As those who take them will, but here the function is known."""
+    given = subscriber.options
+    for_broker = {name: given[name] for name in _FOR_BROKER & given.keys()}
+    config = SubscriptionConfig(
+        name=subscriber.subscription,
+        topic=subscriber.topic,
+        **{"retry_policy": subscriber.retry, **for_broker},
+    )
+    if config.filter:
+        parse_filter(config.filter)
+    SubscriberOptions(**{name: given[name] for name in _FOR_STREAM & given.keys()})
+
+
+def _check_not_a_generator(subscriber: Subscriber) -> None:
+    function = underlying(subscriber.function)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidArgumentError(
+            f"{subscriber.where} has a `yield` in it, so calling it runs nothing; write `return`, "
+            "and return a list to publish several"
+        )
+
+
+def _check_published(subscriber: Subscriber, returns: Any) -> None:
+    kind = published_kind(returns)
+    if kind is Draft:
+        return
+    try:
+        decoder_of(kind)
+    except InvalidArgumentError as error:
+        shown = getattr(kind, "__name__", kind)
+        raise InvalidArgumentError(
+            f"What {subscriber.where} returns, {shown}, cannot be the body of a message: {error}; "
+            "return bytes, str, dict, a msgspec Struct, a dataclass, a pydantic model or a Draft"
+        ) from None
+
+
+def _round_and_round(subscribers: Sequence[Subscriber]) -> list[str]:
+    """Dead letters that come back to where they were given up, perhaps by way of others."""
+    leads = {one.topic: one.dead_letters for one in subscribers if one.dead_letters is not None}
+    problems = []
+    for one in subscribers:
+        seen, at = {one.topic}, one.dead_letters
+        while at is not None and at not in seen:
+            seen.add(at)
+            at = leads.get(at)
+        if at == one.topic:
+            problems.append(
+                f"{one.where}: its dead letters in {one.dead_letters!r} come back to {one.topic!r} "
+                "and would go round for ever; give it another topic for them"
+            )
+    return problems
 
 
 def _taken_twice(subscribers: Sequence[Subscriber]) -> list[str]:

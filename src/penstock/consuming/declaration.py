@@ -47,7 +47,7 @@ class Publication:
 class Subscriber:
     """A function and the subscription whose messages it takes; see `Router.subscriber`.
 
-    `unsaid` names what is left to the app.
+    `unsaid` names what is left to the app; `sizes_batches`: something was said about batches.
     """
 
     function: Function
@@ -60,6 +60,7 @@ class Subscriber:
     unsaid: frozenset[str] = frozenset()
     batch_size: int = 100
     batch_wait: float = 0.1
+    sizes_batches: bool = False
     blocking: bool = False
     middleware: tuple[Middleware, ...] = ()
     publications: tuple[Publication, ...] = ()

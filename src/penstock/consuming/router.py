@@ -42,8 +42,8 @@ class Router:
         dead_letters: str | Unsaid | None = UNSAID,
         max_attempts: int | Unsaid | None = UNSAID,
         concurrency: int | Unsaid | None = UNSAID,
-        batch_size: int = 100,
-        batch_wait: float = 0.1,
+        batch_size: int | None = None,
+        batch_wait: float | None = None,
         blocking: bool = False,
         middleware: tuple[Middleware, ...] | list[Middleware] = (),
         **options: Any,
@@ -52,8 +52,8 @@ class Router:
 
         Its parameters say what it gets: the decoded body, `Message`, `Attributes`,
         `Annotated[str, Attribute("key")]`, and by type what `provide` and `provider` offer. A body
-        of `list[Order]` makes it a batch handler: up to `batch_size` bodies, once the first has
-        waited `batch_wait` seconds.
+        of `list[Order]` makes it a batch handler: up to `batch_size` bodies (100), once the first
+        has waited `batch_wait` seconds (0.1).
 
         Returning acks; an exception brings the message back as `retry` says, and to `dead_letters`
         (a topic, or None for none) after `max_attempts` (None for no end). `Retry` and `Reject`,
@@ -76,8 +76,9 @@ class Router:
                     subscription=subscription,
                     **said,
                     unsaid=frozenset(policies.keys() - said.keys()),
-                    batch_size=batch_size,
-                    batch_wait=batch_wait,
+                    batch_size=100 if batch_size is None else batch_size,
+                    batch_wait=0.1 if batch_wait is None else batch_wait,
+                    sizes_batches=batch_size is not None or batch_wait is not None,
                     blocking=blocking,
                     middleware=tuple(middleware),
                     options=options,

@@ -274,3 +274,66 @@ def test_a_router_cannot_include_itself():
 def test_bodies_are_json_or_msgpack():
     with pytest.raises(InvalidArgumentError, match="application/msgpack"):
         App().publishes("x", content_type="application/xml")
+
+
+def test_a_handler_with_a_yield_would_never_run():
+    async def handle(order: Order):
+        yield order
+
+    def plain(order: Order):
+        yield order
+
+    for handler in (handle, plain):
+        assert "has a `yield` in it" in refusal_of(handler)
+
+
+def test_dead_letters_that_come_back_would_go_round_for_ever():
+    def handle(order: Order) -> None: ...
+
+    assert "round for ever" in refusal_of(handle, dead_letters="orders")
+    app = App()
+    app.subscriber("orders", "billing", dead_letters="odd")(handle)
+    app.subscriber("odd", "looking", dead_letters="orders")(functools.partial(handle))
+    assert refusal(app).count("round for ever") == 2
+    app = App()
+    app.subscriber("orders", "billing", dead_letters="odd")(handle)
+    app.subscriber("odd", "looking", dead_letters="odder")(functools.partial(handle))
+    assert app.bindings()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ack_deadline": "soon"},
+        {"ack_deadline": 1e9},
+        {"filter": "tenant=1"},
+        {"retry": 5},
+        {"middleware": [3]},
+        {"threads": -1},
+    ],
+)
+def test_a_value_that_cannot_be_is_told_with_its_function(options):
+    def handle(order: Order) -> None: ...
+
+    refusal_of(handle, **options)
+
+
+def test_sizes_of_batches_are_for_handlers_of_several():
+    def handle(order: Order) -> None: ...
+
+    def several(orders: list[Order]) -> None: ...
+
+    assert "write `list[…]` around its body" in refusal_of(handle, batch_size=5)
+    app = App()
+    app.subscriber("orders", "billing", batch_wait=1)(several)
+    assert app.bindings()
+
+
+def test_what_is_published_must_be_something_that_can_be():
+    app = App()
+
+    @app.subscriber("orders", "billing")
+    @app.publishes("invoices")
+    def handle(order: Order) -> Database: ...
+
+    assert "returns, Database, cannot be the body of a message" in refusal(app)
