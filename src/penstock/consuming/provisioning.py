@@ -9,7 +9,7 @@ from typing import Any
 from penstock.broker import Broker
 from penstock.client import PubSub
 from penstock.config import DAY, SubscriptionConfig
-from penstock.consuming.declaration import Provision
+from penstock.consuming.declaration import Provision, Subscriber
 from penstock.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from penstock.subscribing import Subscription
 
@@ -34,6 +34,15 @@ class Provisioning:
         """Options of a topic whose messages are to be kept, where a broker can look back."""
         can_look_back = self._broker.capabilities.replay or self._broker.capabilities.seek
         return {"message_retention": seconds} if can_look_back else {}
+
+    def tell_of_repeats(self, subscriber: Subscriber) -> None:
+        """What a broker does not promise about what a handler publishes."""
+        if subscriber.publications and not self._broker.capabilities.dedupe:
+            _log.warning(
+                "What %s publishes is stored again when its message is delivered again: the %s "
+                "broker does not claim 'dedupe', so let whoever receives it drop what it has seen",
+                *(subscriber.where, self._broker.name),
+            )
 
     async def topics(self, needs: Needs, whose: Mapping[str, str]) -> None:
         """`whose`: the function that names each, for errors."""

@@ -131,6 +131,7 @@ class Running:
         for binding in self._bindings:
             subscription = self._subscription(binding, broker)
             await provisioning.subscription(subscription, binding.subscriber.where)
+            provisioning.tell_of_repeats(binding.subscriber)
             subscription.source.observer = None  # Handlers tell by their middleware, and tell more.
             subscription.on("message", self._handler(binding, broker))
             subscription.on("close", lambda of=subscription: self._closed(of))

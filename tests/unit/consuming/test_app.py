@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated
 
@@ -670,3 +671,18 @@ async def test_a_long_handler_keeps_its_message():
     async with TestApp(an_app(handle, ack_deadline=10)) as shop:
         await shop.publish("orders", Order(1))
         assert len(shop.calls(handle)) == 1
+
+
+async def test_a_broker_that_stores_ids_twice_is_told_of_when_an_app_publishes(caplog):
+    broker = await connect(clock=VirtualClock())
+    broker.capabilities = replace(broker.capabilities, dedupe=False)
+    app = App()
+
+    @app.subscriber("orders", "billing")
+    @app.publishes("invoices")
+    def bill(order: Order) -> Invoice:
+        return Invoice(order.id, 1)
+
+    await app.start_on(PubSub(broker=broker), app.bindings())
+    await app.stop()
+    assert "does not claim 'dedupe'" in caplog.text and "bill (" in caplog.text
