@@ -96,7 +96,7 @@ def check_shared(url: str, *, everywhere: bool = False) -> None:
     if not kind.shared:
         raise InvalidArgumentError(
             f"{_scheme(url)}:// is one process's own and cannot be shared with other "
-            "processes; use local://DIR, which starts a server by itself, or nats://HOST"
+            "processes; use local:///DIR, which starts a server by itself, or nats://HOST"
         )
     if everywhere:
         kind.check_everywhere(url)

@@ -214,7 +214,9 @@ def _topics(options: _Options) -> tuple[str, ...]:
     given = [options.take(name, str, "") for name in ("topic", "topics", "subscribe")]
     named = [text for text in given if text]
     if len(named) > 1:
-        raise InvalidArgumentError("Set one of the options 'topic', 'topics' and 'subscribe'")
+        raise InvalidArgumentError(
+            "Set one of the options 'topic', 'topics' and 'subscribe', not several"
+        )
     names = named if given[0] else [name.strip() for text in named for name in text.split(",")]
     return tuple(sorted({check_name("Topic", name) for name in names}))
 
@@ -227,7 +229,9 @@ def _position(options: _Options, end: str, default: Position) -> Position:
     given = [options.take(name, read, None) for name, read in zip(names, readers, strict=True)]
     found = [position for position in given if position is not None]
     if len(found) > 1:
-        raise InvalidArgumentError(f"Set one of the options {', '.join(map(repr, names))}")
+        raise InvalidArgumentError(
+            f"Set one of the options {', '.join(map(repr, names))}, not several"
+        )
     return found[0] if found else default
 
 

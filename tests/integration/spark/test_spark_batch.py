@@ -175,7 +175,7 @@ def test_a_frame_that_was_filtered_once_is_still_whole(spark, server):
         ({"url": "local://relative"}, "absolute path"),
         ({"topic": None}, "Set option 'topic'"),
         ({"topic": "nowhere"}, "Topic not found: 'nowhere'"),
-        ({"topics": "orders"}, "not both"),
+        ({"topics": "orders"}, "not several"),
         ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
         ({"startingOffsets": "soon"}, "must be earliest, latest or sequences"),
         ({"startingOffsets": '{"others": 1}'}, "which is not read"),
