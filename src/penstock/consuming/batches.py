@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from penstock.callbacks import survive
 from penstock.consuming.handling import HandleBatch
+from penstock.errors import ClosedError
 from penstock.message import Message
+
+# Handlers that were cancelled have this long to clean up.
+_GRACE = 5.0
 
 
 class Batches:
@@ -42,11 +47,12 @@ class Batches:
         self._leave()
 
     async def aclose(self) -> None:
-        """Cancel what still runs. Its messages were given back when the subscription closed."""
+        """Cancel what still runs, and wait a while for it. Its messages were given back when the
+        subscription closed."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=_GRACE)
 
     def _leave(self) -> None:
         if self._timer is not None:
@@ -62,5 +68,13 @@ class Batches:
     async def _run(self, batch: list[Message]) -> None:
         try:
             await self._handle(batch)
-        except Exception as error:
+        except GeneratorExit:
+            raise  # The loop is gone, and with it whoever could be told.
+        except BaseException as error:
+            # What is held here is extended for ever: nothing may stay unanswered.
+            with suppress(ClosedError):
+                for message in batch:
+                    message.nack()
+            if isinstance(error, asyncio.CancelledError):
+                raise
             survive(error, f"Answering for a batch of {len(batch)} messages")

@@ -510,6 +510,40 @@ async def test_a_router_is_included_with_a_prefix_before_all_its_names():
         assert "eu-graveyard" in await app.pubsub.topics()
 
 
+class Odd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, Odd])
+@pytest.mark.parametrize("kind", ["plain", "waiting", "wrapped", "inside middleware"])
+async def test_a_handler_may_fail_with_anything_and_the_letter_says_with_what(kind, error):
+    calls = []
+
+    def plain(order: Order) -> None:
+        calls.append(order)
+        raise error("the reason")
+
+    async def waiting(order: Order) -> None:
+        plain(order)
+
+    def wrapped(order: Order) -> object:
+        return waiting(order)
+
+    async def through(call, next):
+        return await next(call)
+
+    handler = {"plain": plain, "wrapped": wrapped}.get(kind, waiting)
+    middleware = [through] if kind == "inside middleware" else []
+    app = an_app(handler, max_attempts=2, middleware=middleware)
+    async with TestApp(app) as shop:
+        await shop.publish("orders", Order(1))
+        assert calls == [Order(1)] * 2
+        [letter] = shop.dead()
+        assert letter.reason == "gave-up"
+        assert error.__name__ in letter.error
+        assert "the reason" in letter.error
+
+
 # Starting and stopping.
 
 
