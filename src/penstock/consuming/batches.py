@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from contextlib import suppress
+from typing import Any
 
 from penstock.callbacks import survive
 from penstock.consuming.handling import HandleBatch
@@ -27,11 +29,12 @@ class Batches:
         self._wait = wait
         self._waiting: list[Message] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[Any], list[Message]] = {}
+        self._spared: set[asyncio.Task[Any]] = set()
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._tasks)
+        return bool(self._waiting or self._running)
 
     def __call__(self, message: Message) -> None:
         self._waiting.append(message)
@@ -41,18 +44,28 @@ class Batches:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._wait, self._leave)
 
+    def messages_on(self, task: asyncio.Task[Any] | None) -> Collection[Message]:
+        """The batch whose handler runs on this task."""
+        return () if task is None else self._running.get(task, ())
+
     def hurry(self) -> None:
         """Nothing more is to come: wait for no one from here on."""
         self._wait = 0.0
         self._leave()
 
+    def spare(self, task: asyncio.Task[Any] | None) -> None:
+        """It waits for the end: `aclose` neither cancels it nor waits for it."""
+        if task is not None and task in self._running:
+            self._spared.add(task)
+
     async def aclose(self) -> None:
         """Cancel what still runs, and wait a while for it. Its messages were given back when the
         subscription closed."""
-        for task in self._tasks:
+        tasks = self._running.keys() - self._spared
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_GRACE)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_GRACE)
 
     def _leave(self) -> None:
         if self._timer is not None:
@@ -62,8 +75,12 @@ class Batches:
         if batch:
             # Owned here: `aclose` ends it.
             task = asyncio.get_running_loop().create_task(self._run(batch))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._running[task] = batch
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        del self._running[task]
+        self._spared.discard(task)
 
     async def _run(self, batch: list[Message]) -> None:
         try:

@@ -31,6 +31,10 @@ def an_app(handler, **options):
     return app
 
 
+def ignore(order: Order) -> None:
+    pass
+
+
 # What handlers are called with.
 
 
@@ -643,6 +647,106 @@ async def test_stopping_finishes_what_is_in_hand():
         assert report.clean
         assert len(done) == 3
     assert (await app.stop()).clean
+
+
+@pytest.mark.parametrize("timeout", [None, 3.0])
+async def test_a_handler_may_stop_its_app_which_waits_for_all_others(timeout):
+    reports, done = [], []
+
+    async def handle(order: Order) -> None:
+        if order.id == 1:
+            async with asyncio.timeout(60):
+                reports.append(await app.stop(timeout=timeout))
+        else:
+            await asyncio.sleep(2)
+            done.append(order)
+
+    app = an_app(handle)
+    async with TestApp(app) as shop:
+        await shop.publish("orders", Order(2), wait=False)
+        message_id = await shop.publish("orders", Order(1), wait=False)
+        await eventually(lambda: reports)
+        assert reports[0].unfinished == (message_id,)
+        assert done == [Order(2)]
+        assert not app.running
+
+
+async def test_an_app_goes_on_stopping_when_whoever_asked_is_cancelled():
+    log = []
+
+    async def handle(order: Order) -> None:
+        await asyncio.sleep(3)
+        log.append("handled")
+
+    app = an_app(handle)
+
+    @app.lifespan
+    async def life():
+        yield
+        log.append("left")
+
+    async with TestApp(app) as shop:
+        await shop.publish("orders", Order(1), wait=False)
+        await asyncio.sleep(1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(app.stop(), 1)
+        assert app.running
+        with pytest.raises(FailedPreconditionError):
+            await app.start()
+        report = await app.stop()
+        assert report.clean
+        assert log == ["handled", "left"]
+        assert not app.running
+
+
+async def test_a_lifespan_is_left_on_the_task_it_was_entered_on_whoever_stops():
+    tasks = []
+
+    app = an_app(ignore)
+
+    @app.lifespan
+    async def life():
+        tasks.append(asyncio.current_task())
+        yield
+        tasks.append(asyncio.current_task())
+
+    await asyncio.create_task(app.start())
+    await asyncio.create_task(app.stop())
+    assert tasks[0] is tasks[1]
+
+
+async def test_what_a_lifespan_runs_in_the_background_ends_the_app_when_it_fails():
+    app = an_app(ignore)
+
+    async def fail():
+        await asyncio.sleep(5)
+        raise ValueError("the background")
+
+    @app.lifespan
+    async def life():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            yield
+
+    await app.start()
+    with pytest.raises(ExceptionGroup) as caught:
+        await app.wait(asyncio.Event())
+    assert [str(error) for error in caught.value.exceptions] == ["the background"]
+    assert not app.running
+
+
+async def test_a_lifespan_may_ask_for_the_end():
+    app = an_app(ignore)
+
+    @app.lifespan
+    async def life():
+        yield
+        assert (await app.stop()).clean
+
+    await app.start()
+    async with asyncio.timeout(60):
+        await app.stop()
+    assert not app.running
 
 
 async def test_stopping_with_a_deadline_gives_back_what_is_not_done():

@@ -2,8 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from penstock import App, Message, Reject, Retry, RetryPolicy
-from penstock.testing import TestApp
+from penstock.testing import TestApp, eventually
 from tests.support.shop import Invoice, Order
 
 SOON = RetryPolicy(minimum_backoff=1, maximum_backoff=1)
@@ -219,6 +221,23 @@ async def test_stopping_with_a_deadline_gives_a_batch_back():
         report = await app.stop(timeout=2)
         assert report.unfinished == (message_id,)
         assert ended == [[Order(1)]]
+
+
+@pytest.mark.parametrize("what", ["the app", "its subscription"])
+async def test_a_batch_handler_may_stop_what_it_runs_in(what):
+    reports = []
+
+    async def handle(orders: list[Order]) -> None:
+        async with asyncio.timeout(60):
+            [subscription] = app.subscriptions
+            reports.append(await (app.stop() if what == "the app" else subscription.close()))
+
+    app = an_app(handle, batch_wait=0.0)
+    async with TestApp(app) as shop:
+        message_id = await shop.publish("orders", Order(1), wait=False)
+        await eventually(lambda: reports)
+        assert reports[0].unfinished == (message_id,)
+        assert app.running is (what != "the app")
 
 
 async def test_as_many_batches_run_as_concurrency_allows():
