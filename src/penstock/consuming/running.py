@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -25,12 +26,15 @@ from penstock.observing import Observer, Observers, watch
 from penstock.publishing import ManagedPublisher, PublishRetry
 from penstock.rules.window import FlowControl
 from penstock.subscribing import CloseReport, LeaseExtension, Subscription
+from penstock.subscribing.daemon_threads import DaemonThreads
 
 _log = logging.getLogger("penstock.app")
 
 # Handlers publish side by side, so that what they publish travels together.
 _IN_FLIGHT = 1000
 _PUBLISHING = PublishRetry(attempts=5, deadline=20.0)
+# For functions that mostly wait; as many as Python itself would take.
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
 # Google asks for at least 5 and at most 100.
 _FEWEST_ATTEMPTS, _MOST_ATTEMPTS = 5, 100
 
@@ -225,7 +229,7 @@ class Running:
     def _executor(self, subscriber: Subscriber) -> Executor | None:
         if not subscriber.blocking:
             return None
-        executor = ThreadPoolExecutor(subscriber.concurrency, thread_name_prefix=subscriber.name)
+        executor = DaemonThreads(subscriber.concurrency or _THREADS, subscriber.name)
         # Not waited for: a function that never returns must not keep the app from ending.
         self._stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         return executor

@@ -135,6 +135,27 @@ async def test_handlers_need_no_body_and_may_be_methods_objects_or_wrapped():
         assert shop.calls(nothing) == [None]
 
 
+async def test_a_blocking_function_may_raise_even_what_no_future_takes():
+    calls = []
+
+    def wait(order: Order) -> None:
+        calls.append(order)
+        next(iter(()))
+
+    app = an_app(wait, blocking=True, max_attempts=1)
+    pubsub = PubSub()
+    await pubsub.topic("orders-dead").create(message_retention=3600)
+    await app.start_on(pubsub, app.bindings())
+    await app.publish("orders", Order(1))
+    [subscription] = app.subscriptions
+    while (await subscription.describe()).backlog:
+        await asyncio.sleep(0.001)
+    [letter] = [letter async for letter in pubsub.dead_letters("orders-dead").read()]
+    assert "StopIteration" in letter.error
+    await app.stop()
+    assert calls == [Order(1)]
+
+
 async def test_a_blocking_function_runs_in_a_thread_and_is_acked():
     threads = []
 
