@@ -6,7 +6,10 @@ Handlers of an app and stages of jobs return these or raise them; both mean the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
+
+from penstock.errors import InvalidArgumentError
 
 
 # Exceptions, so that code deep below a handler can decide; values, so that a handler may return
@@ -17,6 +20,15 @@ class Retry(Exception):  # noqa: N818 - what to do, not what went wrong
 
     reason: str
     after: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.after is None:
+            return
+        if not isinstance(self.after, int | float) or not 0 <= self.after < inf:
+            raise InvalidArgumentError(
+                f"Retry {self.reason!r}: `after` must be seconds from now, not {self.after!r}; "
+                "leave it out to wait as the retry policy says"
+            )
 
     def __str__(self) -> str:
         return self.reason

@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from penstock import Reject, Retry
+from penstock.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,9 @@ def test_an_outcome_can_be_raised_and_taken_apart():
     match caught.value:
         case Reject(reason, gave_up):
             assert (reason, gave_up, str(caught.value)) == ("no-such-customer", False, reason)
+
+
+@pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), "soon"])
+def test_a_time_that_never_comes_is_refused_where_it_is_said(after):
+    with pytest.raises(InvalidArgumentError, match="Retry 'busy': `after` must be seconds"):
+        Retry("busy", after)

@@ -54,7 +54,7 @@ class Answering:
             )  # fmt: skip
         return False
 
-    def failed(self, message: Message, error: Exception) -> Awaitable[None] | None:
+    def failed(self, message: Message, error: BaseException) -> Awaitable[None] | None:
         """Something was raised, or returned, that is not done. Returns what is left to await."""
         limit = self.subscriber.max_attempts
         last = limit is not None and message.delivery_attempt >= limit

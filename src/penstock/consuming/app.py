@@ -152,33 +152,29 @@ class App(Router):
         """`start`, with a client that the app will close, and bindings perhaps changed."""
         if self._running is not None:
             raise FailedPreconditionError("This app is running; stop it first")
-        running = Running(
+        self._running = Running(
             pubsub,
             bindings,
             provision=provision or self.provision,
             topics=self._topics,
             lifespan=self._lifespan,
             observers=self.observers(),
+            on_end=self._ended,
         )
-        self._running = running
-        try:
-            await running.start()
-        except BaseException:
-            self._running = None
-            raise
+        await self._running.start()
 
     async def stop(self, *, timeout: float | None = None) -> CloseReport:
         """Take nothing more, finish what is in hand, close; says what was left.
 
         After `timeout` seconds handlers are cancelled and their messages come back. Idempotent.
+        Cancelling the caller does not stop the closing: call it again to wait for the end. A
+        handler may call it, and is not waited for: what it has not settled before comes back.
         """
         running = self._running
-        if running is None:
-            return CloseReport()
-        try:
-            return await running.stop(timeout)
-        finally:
-            self._running = None
+        return CloseReport() if running is None else await running.stop(timeout)
+
+    def _ended(self) -> None:
+        self._running = None
 
     async def __aenter__(self) -> Self:
         await self.start()

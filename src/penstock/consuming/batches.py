@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
 
 from penstock.callbacks import survive
 from penstock.consuming.handling import HandleBatch
+from penstock.errors import ClosedError
 from penstock.message import Message
+
+# Handlers that were cancelled have this long to clean up.
+_GRACE = 5.0
 
 
 class Batches:
@@ -22,11 +29,12 @@ class Batches:
         self._wait = wait
         self._waiting: list[Message] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[Any], list[Message]] = {}
+        self._spared: set[asyncio.Task[Any]] = set()
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._tasks)
+        return bool(self._waiting or self._running)
 
     def __call__(self, message: Message) -> None:
         self._waiting.append(message)
@@ -36,17 +44,28 @@ class Batches:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._wait, self._leave)
 
+    def messages_on(self, task: asyncio.Task[Any] | None) -> Collection[Message]:
+        """The batch whose handler runs on this task."""
+        return () if task is None else self._running.get(task, ())
+
     def hurry(self) -> None:
         """Nothing more is to come: wait for no one from here on."""
         self._wait = 0.0
         self._leave()
 
+    def spare(self, task: asyncio.Task[Any] | None) -> None:
+        """It waits for the end: `aclose` neither cancels it nor waits for it."""
+        if task is not None and task in self._running:
+            self._spared.add(task)
+
     async def aclose(self) -> None:
-        """Cancel what still runs. Its messages were given back when the subscription closed."""
-        for task in self._tasks:
+        """Cancel what still runs, and wait a while for it. Its messages were given back when the
+        subscription closed."""
+        tasks = self._running.keys() - self._spared
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_GRACE)
 
     def _leave(self) -> None:
         if self._timer is not None:
@@ -56,11 +75,23 @@ class Batches:
         if batch:
             # Owned here: `aclose` ends it.
             task = asyncio.get_running_loop().create_task(self._run(batch))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._running[task] = batch
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        del self._running[task]
+        self._spared.discard(task)
 
     async def _run(self, batch: list[Message]) -> None:
         try:
             await self._handle(batch)
-        except Exception as error:
+        except GeneratorExit:
+            raise  # The loop is gone, and with it whoever could be told.
+        except BaseException as error:
+            # What is held here is extended for ever: nothing may stay unanswered.
+            with suppress(ClosedError):
+                for message in batch:
+                    message.nack()
+            if isinstance(error, asyncio.CancelledError):
+                raise
             survive(error, f"Answering for a batch of {len(batch)} messages")

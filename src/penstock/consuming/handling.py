@@ -6,17 +6,19 @@ nothing around it; what is used is paid for, by who uses it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
+from penstock.callbacks import survive
 from penstock.consuming.answering import Answering
 from penstock.consuming.calling import Binding, Invoke, bind_batch, bind_call
 from penstock.consuming.middleware.chain import Call, Next, compose
 from penstock.consuming.results import Results
-from penstock.errors import InvalidArgumentError
+from penstock.errors import ClosedError, InvalidArgumentError
 from penstock.message import Message
 from penstock.outcomes import Reject, Retry
 
@@ -46,13 +48,7 @@ def build_batch_handler(
     chain = compose(binding.subscriber.middleware, _batch_endpoint(binding, results, executor))
 
     async def handle(messages: list[Message]) -> None:
-        wanted = []
-        for message in messages:
-            dealt = answering.arrived(message)
-            if dealt is False:
-                wanted.append(message)
-            elif dealt is not True:
-                await dealt
+        wanted = [message for message in messages if await _is_wanted(message, answering)]
         if wanted:
             await _answer_all(wanted, binding, chain, answering)
 
@@ -68,7 +64,9 @@ def _plain(invoke: Invoke, answering: Answering) -> Handle:
                 return dealt
         try:
             result = invoke(message)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
             return answering.failed(message, error)
         if result is None:
             message.ack()
@@ -91,8 +89,8 @@ def _finish(message: Message, result: Any, answering: Answering) -> Any:
 async def _awaited(message: Message, work: Awaitable[Any], answering: Answering) -> None:
     try:
         result = await work
-    except Exception as error:
-        result = error
+    except BaseException as error:
+        result = _failure(error)
     await _answer(message, result, answering)
 
 
@@ -105,8 +103,8 @@ def _waiting(invoke: Invoke, answering: Answering) -> Handle:
                 return await dealt if dealt is not True else None
         try:
             result = await invoke(message)
-        except Exception as error:
-            result = error
+        except BaseException as error:
+            result = _failure(error)
         if result is None:
             message.ack()
         else:
@@ -124,8 +122,8 @@ def _through(binding: Binding, chain: Next, answering: Answering) -> Handle:
         call = Call(binding.subscriber, message, [message])
         try:
             result = await chain(call)
-        except Exception as error:
-            result = error
+        except BaseException as error:
+            result = _failure(error)
         else:
             _warn_if_swallowed(call)
             if call.failures:
@@ -134,6 +132,17 @@ def _through(binding: Binding, chain: Next, answering: Answering) -> Handle:
         return None
 
     return handle
+
+
+def _failure(error: BaseException) -> BaseException:
+    """A failure of the handler; raised again when it is none: the program is to end, or the task
+    of the handler was cancelled or thrown away."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        raise error
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
+    return error
 
 
 def _warn_if_swallowed(call: Call) -> None:
@@ -149,7 +158,7 @@ def _warn_if_swallowed(call: Call) -> None:
 
 async def _answer(message: Message, result: Any, answering: Answering) -> None:
     """`result`: what was raised, or what was returned."""
-    if isinstance(result, Exception):
+    if isinstance(result, BaseException):
         left = answering.failed(message, result)
         if left is not None:
             await left
@@ -248,14 +257,43 @@ async def _answer_all(
     messages: list[Message], binding: Binding, chain: Next, answering: Answering
 ) -> None:
     call = Call(binding.subscriber, messages[0], list(messages))
-    failure: Exception | None = None
+    failure: BaseException | None = None
     try:
         await chain(call)
-    except Exception as error:
-        failure = error
+    except BaseException as error:
+        failure = _failure(error)
     else:
         _warn_if_swallowed(call)
     asked = set(call.messages)
     for message in messages:
         raised = call.failures.get(message) or (failure if message in asked else None)
+        await _answer_one(message, raised, answering)
+
+
+async def _answer_one(message: Message, raised: BaseException | None, answering: Answering) -> None:
+    """Whatever comes of it, the others of the batch get their answers."""
+    try:
         await _answer(message, raised, answering)
+    except ClosedError:
+        raise  # And the others could not be answered either.
+    except BaseException as error:
+        _come_back(message, _failure(error))
+
+
+async def _is_wanted(message: Message, answering: Answering) -> bool:
+    """It is for the handler; else it is dealt with, or comes back."""
+    try:
+        dealt = answering.arrived(message)
+        if not isinstance(dealt, bool):
+            await dealt
+    except ClosedError:
+        raise
+    except BaseException as error:
+        _come_back(message, _failure(error))
+        return False
+    return dealt is False
+
+
+def _come_back(message: Message, error: BaseException) -> None:
+    survive(error, f"Answering for message {message.id!r}")
+    message.nack()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -25,12 +26,15 @@ from penstock.observing import Observer, Observers, watch
 from penstock.publishing import ManagedPublisher, PublishRetry
 from penstock.rules.window import FlowControl
 from penstock.subscribing import CloseReport, LeaseExtension, Subscription
+from penstock.subscribing.daemon_threads import DaemonThreads
 
 _log = logging.getLogger("penstock.app")
 
 # Handlers publish side by side, so that what they publish travels together.
 _IN_FLIGHT = 1000
 _PUBLISHING = PublishRetry(attempts=5, deadline=20.0)
+# For functions that mostly wait; as many as Python itself would take.
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
 # Google asks for at least 5 and at most 100.
 _FEWEST_ATTEMPTS, _MOST_ATTEMPTS = 5, 100
 
@@ -47,18 +51,22 @@ class Running:
         topics: Mapping[str, Mapping[str, Any]],
         lifespan: Sequence[Callable[[], Any]],
         observers: Sequence[Observer] = (),
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.pubsub = pubsub
         self.subscriptions: list[Subscription] = []
         self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        """What ended a subscription that was not asked to end."""
+        """What ended a subscription, or the app, that was not asked to end."""
         self._bindings = bindings
         self._provision = provision
         self._topics = topics
         self._lifespan = lifespan
+        self._on_end = on_end
         self._stack = AsyncExitStack()
         self._batches: list[Batches] = []
-        self._stopping = False
+        self._up, self._asked_to_stop = asyncio.Event(), asyncio.Event()
+        self._life: asyncio.Task[CloseReport]
+        self._timeout: float | None = None
         self._observer = Observers(*observers) if observers else None
         for observer in observers:
             pubsub.observe(observer)
@@ -81,16 +89,45 @@ class Running:
 
     async def start(self) -> None:
         """All of it, or none: what was begun when something fails is ended again."""
+        # Owned here: it ends by itself when it is asked to, or cannot start.
+        life = self._life = asyncio.get_running_loop().create_task(self._live())
+        life.add_done_callback(self._ended)
+        up = asyncio.ensure_future(self._up.wait())
         try:
-            await self._start()
-        except BaseException:
-            await self._close(0.0)
+            await asyncio.wait({life, up}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            life.cancel()
+            await asyncio.wait({life})
             raise
+        finally:
+            up.cancel()
+        if not self._up.is_set():
+            await life
 
     async def stop(self, timeout: float | None) -> CloseReport:
-        """Take nothing more, finish what is in hand within `timeout` seconds, close everything."""
-        self._stopping = True
-        return await self._close(timeout)
+        """Take nothing more, finish what is in hand within `timeout` seconds, close everything.
+
+        Cancelling the caller does not stop the closing. A handler that calls it is not waited for.
+        """
+        life = self._begin_to_stop(timeout)
+        if life is asyncio.current_task():  # A lifespan is about to end as it is.
+            return CloseReport()
+        return await asyncio.shield(life)
+
+    async def _live(self) -> CloseReport:
+        """Everything from the start to the end, on one task: what a lifespan enters there, a group
+        of tasks for instance, is left there, whoever starts and stops the app."""
+        try:
+            await self._start()
+            self._up.set()
+            await self._asked_to_stop.wait()
+        except GeneratorExit:
+            raise  # The loop is gone.
+        except BaseException:
+            self._begin_to_stop(0.0)
+            await self._close()
+            raise
+        return await self._close()
 
     # Publishing.
 
@@ -193,7 +230,7 @@ class Running:
     def _executor(self, subscriber: Subscriber) -> Executor | None:
         if not subscriber.blocking:
             return None
-        executor = ThreadPoolExecutor(subscriber.concurrency, thread_name_prefix=subscriber.name)
+        executor = DaemonThreads(subscriber.concurrency or _THREADS, subscriber.name)
         # Not waited for: a function that never returns must not keep the app from ending.
         self._stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         return executor
@@ -201,7 +238,7 @@ class Running:
     # Ending.
 
     def _closed(self, subscription: Subscription) -> None:
-        if self._stopping or self.failure.done():
+        if self._asked_to_stop.is_set() or self.failure.done():
             return
         stream = subscription.stream
         error = stream.failure if stream is not None else None
@@ -210,23 +247,42 @@ class Running:
             error or UnavailableError(f"Subscription {subscription.name!r} was closed")
         )
 
-    async def _close(self, timeout: float | None) -> CloseReport:
-        self._stopping = True
+    def _ended(self, life: asyncio.Task[CloseReport]) -> None:
+        self._on_end()
+        error = None if life.cancelled() else life.exception()
+        if error is not None and self._up.is_set() and not self.failure.done():
+            self.failure.set_result(error)
+
+    def _begin_to_stop(self, timeout: float | None) -> asyncio.Task[CloseReport]:
+        """In the task of whoever asks: a stream notices when one of its handlers does."""
+        self._asked_to_stop.set()
+        if timeout is not None:
+            self._timeout = timeout if self._timeout is None else min(timeout, self._timeout)
+        caller = asyncio.current_task()
         for batches in self._batches:
+            batches.spare(caller)
             batches.hurry()
-        closing = [one.close(timeout=timeout) for one in self.subscriptions]
-        report = sum(await asyncio.gather(*closing), CloseReport())
-        for batches in self._batches:
-            await batches.aclose()
+        for subscription in self.subscriptions:
+            if subscription.stream is not None:
+                subscription.stream.begin_to_stop(timeout)
+        return self._life
+
+    async def _close(self) -> CloseReport:
         try:
-            lost = await self._publisher.drain(timeout)
-            for flight in lost:
-                _log.error("Not published at the end: %r", flight)
+            return await self._drain()
         finally:
             try:
                 await self._stack.aclose()
             finally:
                 await self.pubsub.aclose(timeout=0)
+
+    async def _drain(self) -> CloseReport:
+        closing = [one.close(timeout=self._timeout) for one in self.subscriptions]
+        report = sum(await asyncio.gather(*closing), CloseReport())
+        for batches in self._batches:
+            await batches.aclose()
+        for flight in await self._publisher.drain(self._timeout):
+            _log.error("Not published at the end: %r", flight)
         return report
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -66,9 +67,9 @@ class Closing:
         self._end_by = end_by if self._end_by is None else min(end_by, self._end_by)
         self._deliveries.flow.changed()
 
-    def spare(self, message: Message) -> None:
-        """Its handler waits for the closing: waiting for that handler would last for ever."""
-        self._spared.add(message)
+    def spare(self, messages: Iterable[Message]) -> None:
+        """Their handler waits for the closing: waiting for that handler would last for ever."""
+        self._spared.update(messages)
         self._deliveries.flow.changed()
 
     def give_back_waiting(self) -> None:

@@ -11,7 +11,7 @@ from operator import is_not
 from typing import Any, cast
 
 from penstock.message import Message, Owner
-from penstock.subscribing.source import Handler
+from penstock.subscribing.source import GoesOn, Handler
 from penstock.subscribing.threads import HandlerThreads
 
 # Each worker that finds more work calls up to this many others before it starts, so that a
@@ -101,9 +101,13 @@ class HandlerPool:
     def is_running(self, message: Message) -> bool:
         return message in self._running
 
-    def message_on(self, task: asyncio.Task[Any] | None) -> Message | None:
-        """The message whose handler runs on this task."""
-        return next((m for m, worker in self._running.items() if worker is task), None)
+    def messages_on(self, task: asyncio.Task[Any] | None) -> list[Message]:
+        """The messages whose handler runs on this task: one, or a batch."""
+        own = [message for message, worker in self._running.items() if worker is task]
+        for listener in self._listeners:
+            if isinstance(listener, GoesOn):
+                own += listener.messages_on(task)
+        return own
 
     def call(self, message: Message) -> bool:
         """False: as many as may are busy, and its turn will come."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from penstock.broker import Broker
 from penstock.clock import Clock
@@ -16,6 +17,14 @@ from penstock.subscribing.events import Events
 Handler: TypeAlias = Callable[[Message], Any]
 
 _log = logging.getLogger("penstock")
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """A handler that returns at once, and goes on with its messages on tasks of its own."""
+
+    def messages_on(self, task: asyncio.Task[Any] | None) -> Collection[Message]:
+        """Those that it handles on this task."""
 
 
 class Source:

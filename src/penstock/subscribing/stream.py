@@ -148,7 +148,7 @@ class MessageStream:
         Waits until every message is settled or its deadline has passed, at most `timeout`
         seconds; then cancels and nacks. `nack_waiting` gives back at once what no handler has
         started. Safe to call again, also with a shorter timeout; cancelling the caller does not
-        stop the closing. A handler may call it: its own message and task are not waited for.
+        stop the closing. A handler may call it: its own messages and task are not waited for.
         """
         return await asyncio.shield(self.begin_to_stop(timeout, nack_waiting))
 
@@ -164,8 +164,8 @@ class MessageStream:
         """What `stop` does before it waits."""
         if timeout is not None:
             self._closing.hurry(timeout)
-        own = self.deliveries.handlers.message_on(asyncio.current_task())
-        if own is not None:
+        own = self.deliveries.handlers.messages_on(asyncio.current_task())
+        if own:
             self._closing.spare(own)
         ending = self._begin_to_end()
         if nack_waiting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextvars import copy_context
 from functools import wraps
 from inspect import isawaitable, iscoroutinefunction
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import ClosedError
 from penstock.message import AckResponse, Message, Owner, Verb
+from penstock.subscribing.daemon_threads import DaemonThreads
 from penstock.subscribing.source import Handler
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ class HandlerThreads:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._home = threading.get_ident()
-        self._executor = ThreadPoolExecutor(count, thread_name_prefix="penstock-handler")
+        self._executor = DaemonThreads(count, "penstock-handler")
 
     def close(self) -> None:
         """Start nothing more. A handler that runs cannot be ended; what it settles is refused."""

@@ -97,6 +97,42 @@ def test_draining_has_a_deadline(folder, server):
         assert "to be delivered again: orders-" in app.said
 
 
+BLOCKING = """
+import asyncio, threading
+from penstock import App
+
+app = App("memory://")
+
+@app.subscriber("orders", "billing", blocking=True)
+def bill(order: bytes) -> None:
+    print("began", flush=True)
+    threading.Event().wait()
+
+@app.lifespan
+async def life():
+    yield
+    print("left", flush=True)
+
+@app.lifespan
+async def order():
+    async def publish():
+        while not app.ready:
+            await asyncio.sleep(0.01)
+        await app.publish("orders", b"1")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(publish())
+        yield
+"""
+
+
+def test_a_blocking_function_that_never_returns_does_not_keep_the_process(tmp_path):
+    (tmp_path / "shop.py").write_text(BLOCKING)
+    with Running(tmp_path, "run", "shop:app", "--drain", "0.5") as app:
+        app.wait_for(lambda said: "began" in said)
+        assert app.end() == 0
+        assert "to be delivered again" in app.said and "left" in app.said
+
+
 def test_a_second_signal_ends_it_at_once(folder, server):
     with run(folder, server) as app:
         app.wait_for(lambda said: "Receiving from" in said)

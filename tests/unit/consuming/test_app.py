@@ -32,6 +32,10 @@ def an_app(handler, **options):
     return app
 
 
+def ignore(order: Order) -> None:
+    pass
+
+
 # What handlers are called with.
 
 
@@ -130,6 +134,27 @@ async def test_handlers_need_no_body_and_may_be_methods_objects_or_wrapped():
         await shop.publish("orders", Order(1))
         assert desk.orders == [Order(1)] * 3
         assert shop.calls(nothing) == [None]
+
+
+async def test_a_blocking_function_may_raise_even_what_no_future_takes():
+    calls = []
+
+    def wait(order: Order) -> None:
+        calls.append(order)
+        next(iter(()))
+
+    app = an_app(wait, blocking=True, max_attempts=1)
+    pubsub = PubSub()
+    await pubsub.topic("orders-dead").create(message_retention=3600)
+    await app.start_on(pubsub, app.bindings())
+    await app.publish("orders", Order(1))
+    [subscription] = app.subscriptions
+    while (await subscription.describe()).backlog:
+        await asyncio.sleep(0.001)
+    [letter] = [letter async for letter in pubsub.dead_letters("orders-dead").read()]
+    assert "StopIteration" in letter.error
+    await app.stop()
+    assert calls == [Order(1)]
 
 
 async def test_a_blocking_function_runs_in_a_thread_and_is_acked():
@@ -511,6 +536,40 @@ async def test_a_router_is_included_with_a_prefix_before_all_its_names():
         assert "eu-graveyard" in await app.pubsub.topics()
 
 
+class Odd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, Odd])
+@pytest.mark.parametrize("kind", ["plain", "waiting", "wrapped", "inside middleware"])
+async def test_a_handler_may_fail_with_anything_and_the_letter_says_with_what(kind, error):
+    calls = []
+
+    def plain(order: Order) -> None:
+        calls.append(order)
+        raise error("the reason")
+
+    async def waiting(order: Order) -> None:
+        plain(order)
+
+    def wrapped(order: Order) -> object:
+        return waiting(order)
+
+    async def through(call, next):
+        return await next(call)
+
+    handler = {"plain": plain, "wrapped": wrapped}.get(kind, waiting)
+    middleware = [through] if kind == "inside middleware" else []
+    app = an_app(handler, max_attempts=2, middleware=middleware)
+    async with TestApp(app) as shop:
+        await shop.publish("orders", Order(1))
+        assert calls == [Order(1)] * 2
+        [letter] = shop.dead()
+        assert letter.reason == "gave-up"
+        assert error.__name__ in letter.error
+        assert "the reason" in letter.error
+
+
 # Starting and stopping.
 
 
@@ -610,6 +669,106 @@ async def test_stopping_finishes_what_is_in_hand():
         assert report.clean
         assert len(done) == 3
     assert (await app.stop()).clean
+
+
+@pytest.mark.parametrize("timeout", [None, 3.0])
+async def test_a_handler_may_stop_its_app_which_waits_for_all_others(timeout):
+    reports, done = [], []
+
+    async def handle(order: Order) -> None:
+        if order.id == 1:
+            async with asyncio.timeout(60):
+                reports.append(await app.stop(timeout=timeout))
+        else:
+            await asyncio.sleep(2)
+            done.append(order)
+
+    app = an_app(handle)
+    async with TestApp(app) as shop:
+        await shop.publish("orders", Order(2), wait=False)
+        message_id = await shop.publish("orders", Order(1), wait=False)
+        await eventually(lambda: reports)
+        assert reports[0].unfinished == (message_id,)
+        assert done == [Order(2)]
+        assert not app.running
+
+
+async def test_an_app_goes_on_stopping_when_whoever_asked_is_cancelled():
+    log = []
+
+    async def handle(order: Order) -> None:
+        await asyncio.sleep(3)
+        log.append("handled")
+
+    app = an_app(handle)
+
+    @app.lifespan
+    async def life():
+        yield
+        log.append("left")
+
+    async with TestApp(app) as shop:
+        await shop.publish("orders", Order(1), wait=False)
+        await asyncio.sleep(1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(app.stop(), 1)
+        assert app.running
+        with pytest.raises(FailedPreconditionError):
+            await app.start()
+        report = await app.stop()
+        assert report.clean
+        assert log == ["handled", "left"]
+        assert not app.running
+
+
+async def test_a_lifespan_is_left_on_the_task_it_was_entered_on_whoever_stops():
+    tasks = []
+
+    app = an_app(ignore)
+
+    @app.lifespan
+    async def life():
+        tasks.append(asyncio.current_task())
+        yield
+        tasks.append(asyncio.current_task())
+
+    await asyncio.create_task(app.start())
+    await asyncio.create_task(app.stop())
+    assert tasks[0] is tasks[1]
+
+
+async def test_what_a_lifespan_runs_in_the_background_ends_the_app_when_it_fails():
+    app = an_app(ignore)
+
+    async def fail():
+        await asyncio.sleep(5)
+        raise ValueError("the background")
+
+    @app.lifespan
+    async def life():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            yield
+
+    await app.start()
+    with pytest.raises(ExceptionGroup) as caught:
+        await app.wait(asyncio.Event())
+    assert [str(error) for error in caught.value.exceptions] == ["the background"]
+    assert not app.running
+
+
+async def test_a_lifespan_may_ask_for_the_end():
+    app = an_app(ignore)
+
+    @app.lifespan
+    async def life():
+        yield
+        assert (await app.stop()).clean
+
+    await app.start()
+    async with asyncio.timeout(60):
+        await app.stop()
+    assert not app.running
 
 
 async def test_stopping_with_a_deadline_gives_back_what_is_not_done():

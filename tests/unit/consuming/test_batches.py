@@ -2,8 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from penstock import App, Message, Reject, Retry, RetryPolicy
-from penstock.testing import TestApp
+from penstock.testing import TestApp, eventually
 from tests.support.shop import Invoice, Order
 
 SOON = RetryPolicy(minimum_backoff=1, maximum_backoff=1)
@@ -72,6 +74,68 @@ async def test_an_exception_brings_the_whole_batch_back():
         await send(shop, 1, 2)
         assert shop.calls(handle) == [[Order(1), Order(2)]] * 2
         assert not shop.dead()
+
+
+async def test_a_cancellation_that_a_batch_handler_raises_is_a_failure_like_any():
+    async def handle(orders: list[Order]) -> None:
+        raise asyncio.CancelledError("what it waited for was cancelled")
+
+    async with TestApp(an_app(handle, max_attempts=2)) as shop:
+        await send(shop, 1, 2)
+        assert shop.calls(handle) == [[Order(1), Order(2)]] * 2
+        assert [letter.reason for letter in shop.dead()] == ["gave-up"] * 2
+        assert "what it waited for" in shop.dead()[0].error
+
+
+async def test_a_batch_whose_task_is_cancelled_comes_back():
+    tries = 0
+
+    async def handle(orders: list[Order]) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            asyncio.current_task().cancel()
+            await asyncio.sleep(1)
+
+    async with TestApp(an_app(handle)) as shop:
+        await send(shop, 1, 2)
+        assert shop.calls(handle) == [[Order(1), Order(2)]] * 2
+        assert not shop.dead()
+
+
+async def test_an_answer_that_cannot_be_given_holds_no_other_message_of_the_batch():
+    impossible = Retry("busy")
+    impossible.after = float("nan")
+
+    async def handle(orders: list[Order], messages: list[Message]) -> list[object]:
+        first = messages[0].delivery_attempt == 1
+        return [impossible if first and order.id == 1 else None for order in orders]
+
+    async with TestApp(an_app(handle)) as shop:
+        await send(shop, 1, 2, 3)
+        assert shop.calls(handle) == [[Order(1), Order(2), Order(3)], [Order(1)]]
+        assert not shop.dead()
+
+
+async def test_stopping_with_a_deadline_ends_though_a_batch_handler_refuses_to():
+    refused = []
+
+    async def handle(orders: list[Order]) -> None:
+        while not refused:
+            try:
+                await asyncio.sleep(500)
+            except asyncio.CancelledError:
+                refused.append(orders)
+        await asyncio.sleep(500)
+
+    app = an_app(handle, batch_wait=0.0)
+    async with TestApp(app) as shop:
+        message_id = await shop.publish("orders", Order(1), wait=False)
+        await asyncio.sleep(1)
+        async with asyncio.timeout(60):
+            report = await app.stop(timeout=2)
+        assert report.unfinished == (message_id,)
+        assert refused == [[Order(1)]]
 
 
 async def test_a_batch_may_answer_for_each_message():
@@ -157,6 +221,23 @@ async def test_stopping_with_a_deadline_gives_a_batch_back():
         report = await app.stop(timeout=2)
         assert report.unfinished == (message_id,)
         assert ended == [[Order(1)]]
+
+
+@pytest.mark.parametrize("what", ["the app", "its subscription"])
+async def test_a_batch_handler_may_stop_what_it_runs_in(what):
+    reports = []
+
+    async def handle(orders: list[Order]) -> None:
+        async with asyncio.timeout(60):
+            [subscription] = app.subscriptions
+            reports.append(await (app.stop() if what == "the app" else subscription.close()))
+
+    app = an_app(handle, batch_wait=0.0)
+    async with TestApp(app) as shop:
+        message_id = await shop.publish("orders", Order(1), wait=False)
+        await eventually(lambda: reports)
+        assert reports[0].unfinished == (message_id,)
+        assert app.running is (what != "the app")
 
 
 async def test_as_many_batches_run_as_concurrency_allows():

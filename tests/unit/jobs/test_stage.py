@@ -52,6 +52,7 @@ async def test_what_a_handler_returns_is_the_outcome():
         (MediaError("malformed"), Reject("malformed")),
         (MediaError("network", permanent=False), Retry("network")),
         (MediaError("quota", permanent=False, retry_after=30.0), Retry("quota", 30.0)),
+        (MediaError("quota", permanent=False, retry_after=-1.0), Retry("quota")),
         (UnavailableError("gone"), Retry("code-14")),
         (InvalidArgumentError("wrong"), Reject("code-3")),
         (OSError("disk"), Retry("machine")),

@@ -195,8 +195,12 @@ def _is(kind: Any, value: object) -> bool:
 def judge(error: Exception, where: str) -> Retry | Reject:
     """What an exception means for the job."""
     if isinstance(error, Judged):
-        after = getattr(error, "retry_after", None)
-        return Reject(error.reason) if error.permanent else Retry(error.reason, after)
+        if error.permanent:
+            return Reject(error.reason)
+        try:
+            return Retry(error.reason, getattr(error, "retry_after", None))
+        except InvalidArgumentError:  # It is somebody else's class, and may say anything.
+            return Retry(error.reason)
     if isinstance(error, PenstockError):
         reason = f"code-{error.code}"
         return Retry(reason) if error.retryable else Reject(reason)
