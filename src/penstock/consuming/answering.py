@@ -44,6 +44,7 @@ class Answering:
         be by what is returned."""
         replay_for = message.attributes.get(REPLAY_FOR)
         if replay_for is not None and replay_for != self.subscriber.subscription:
+            self._log(logging.INFO, message, f"skipped: it is replayed for {replay_for!r}")
             message.ack()
             return True
         limit = self.subscriber.max_attempts

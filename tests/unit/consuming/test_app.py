@@ -1,6 +1,7 @@
 """An app from publish to settlement."""
 
 import asyncio
+import logging
 import threading
 from itertools import pairwise
 from typing import Annotated
@@ -331,7 +332,8 @@ async def test_deliveries_beyond_the_attempts_that_nobody_saw_are_still_handled(
         await app.stop()
 
 
-async def test_a_replay_is_for_the_subscription_that_gave_it_up():
+async def test_a_replay_is_for_the_subscription_that_gave_it_up(caplog):
+    caplog.set_level(logging.INFO, logger="penstock.app")
     app = App()
     seen = []
 
@@ -346,6 +348,7 @@ async def test_a_replay_is_for_the_subscription_that_gave_it_up():
     async with TestApp(app) as shop:
         await shop.publish("orders", b"", attributes={"replay-for": "shipping"})
         assert seen == ["ship"]
+    assert "of 'billing' skipped: it is replayed for 'shipping'" in caplog.text
 
 
 async def test_failures_are_logged_with_ids_and_without_bodies(caplog):
