@@ -10,7 +10,7 @@ from penstock.consuming import middleware as around
 from penstock.consuming.middleware.circuit_breaker import Circuit, State
 from penstock.consuming.middleware.rate_limit import Pace
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.testing import TestApp
+from penstock.testing import TestApp, run_virtual
 from tests.support.shop import Invoice, Order
 
 SOON = RetryPolicy(minimum_backoff=1, maximum_backoff=1)
@@ -263,6 +263,33 @@ async def test_messages_wait_for_their_turn():
             await shop.publish("orders", Order(n), wait=False)
         await shop.idle()
         assert [round(time - times[0]) for time in times] == [0, 2, 4, 6]
+
+
+async def test_a_rate_is_kept_by_messages_that_time_out_in_the_line():
+    handled = []
+
+    async def handle(order: Order) -> None:
+        handled.append(order)
+
+    app = an_app(handle, around.timeout(10), around.rate_limit(1), max_attempts=None)
+    async with TestApp(app) as shop:
+        for n in range(100):
+            await shop.publish("orders", Order(n), wait=False)
+        await asyncio.sleep(60)
+        assert len(handled) >= 50
+
+
+def test_a_rate_limit_outlives_its_event_loop():
+    app = an_app(take, around.rate_limit(0.01))
+
+    async def run() -> None:
+        async with TestApp(app) as shop:
+            for n in range(3):
+                await shop.publish("orders", Order(n), wait=False)
+            await shop.idle()
+
+    for _ in range(2):
+        run_virtual(run())
 
 
 @pytest.mark.parametrize("rate", [0, -1, "1", True])
