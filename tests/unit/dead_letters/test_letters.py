@@ -226,6 +226,26 @@ async def test_discarded_letters_are_out_of_the_way_and_not_gone():
         assert await letters.discard(Selection(reason="even")) == 0
 
 
+@pytest.mark.parametrize("batches", [False, True])
+async def test_an_app_that_reads_dead_letters_does_not_see_marks(batches):
+    app, seen = App(), []
+    app.subscriber("orders", "billing")(lambda: Reject("bug"))
+
+    def watch_each(body: bytes) -> None:
+        seen.append(body)
+
+    def watch_all(bodies: list[bytes]) -> None:
+        seen.extend(bodies)
+
+    app.subscriber("orders-dead", "watcher")(watch_all if batches else watch_each)
+    async with TestApp(app) as shop:
+        await shop.publish("orders", b"x")
+        await app.pubsub.dead_letters("orders-dead").discard(EVERYTHING)
+        await shop.idle()
+        assert len(shop.records("orders-dead")) == 2
+        assert seen == [b"x"]
+
+
 async def test_a_message_that_dies_again_keeps_its_first_id():
     app = App()
     app.subscriber("orders", "billing")(lambda: Reject("no"))
