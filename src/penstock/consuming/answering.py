@@ -11,6 +11,7 @@ from penstock.broker import Capabilities
 from penstock.clock import Clock
 from penstock.consuming.declaration import Subscriber
 from penstock.dead_letters.letter import bare, letter_of_message
+from penstock.dead_letters.marks import MARK
 from penstock.dead_letters.replaying import REPLAY_FOR
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.message import MAX_ACK_DEADLINE, Draft, Message
@@ -42,8 +43,13 @@ class Answering:
     def arrived(self, message: Message) -> Awaitable[None] | bool:
         """Whether it is for the handler at all: False when it is; else it is dealt with, or will
         be by what is returned."""
-        replay_for = message.attributes.get(REPLAY_FOR)
+        attributes = message.attributes
+        if MARK in attributes:  # What was done about letters, written behind them: not a letter.
+            message.ack()
+            return True
+        replay_for = attributes.get(REPLAY_FOR)
         if replay_for is not None and replay_for != self.subscriber.subscription:
+            self._log(logging.INFO, message, f"skipped: it is replayed for {replay_for!r}")
             message.ack()
             return True
         limit = self.subscriber.max_attempts

@@ -51,7 +51,9 @@ class Results:
         ]
 
     def _draft(self, message: Message, value: Any, publication: Publication, place: str) -> Draft:
-        message_id = derived_id(message.id, self._subscription, place)
+        # With the time of publication: an id that a publisher used again is another message.
+        published_ns = message._delivery.record.publish_time_ns
+        message_id = derived_id(message.id, self._subscription, place, published_ns)
         if isinstance(value, Draft):
             return replace(
                 value,

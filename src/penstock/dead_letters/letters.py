@@ -101,8 +101,10 @@ class DeadLetters:
         """Publish letters again, each to the topic it came from or all to `to`.
 
         Each gets a new id, derived from the letter, and keeps the one it was first published under
-        as `replay-of`. It is marked once it is stored; after an interruption do it again: what was
-        sent and not marked goes under the same id. Settled letters are left out unless meant.
+        as `replay-of`. Back in its own topic it is for the subscription that gave it up, if that is
+        still there; else for all who read it. It is marked once it is stored; after an interruption
+        do it again: what was sent and not marked goes under the same id. Settled letters are left
+        out unless meant.
         """
         result = Replay(0, 0, {})
         origins = _Origins(await self._client.broker())
@@ -110,7 +112,7 @@ class DeadLetters:
             self._client, max_in_flight=2 * _TOGETHER, retry=_PERSISTENT
         ) as publisher:
             async for letters in self._together(selection):
-                flights = await _send(publisher, letters, to or origins.topic_of, result)
+                flights = await _send(publisher, letters, to, origins, result)
                 stored = await _landed(flights, result)
                 if stored:
                     await self._mark("replayed", stored)
@@ -155,15 +157,17 @@ class DeadLetters:
 async def _send(
     publisher: ManagedPublisher,
     letters: list[DeadLetter],
-    to: str | Callable[[DeadLetter], Awaitable[str]],
+    to: str | None,
+    origins: _Origins,
     result: Replay,
 ) -> dict[int, Flight]:
     flights = {}
     for letter in letters:
-        draft = replayed(letter)
         try:
+            topic = to or await origins.topic_of(letter)
+            draft = replayed(letter, meant_for=await origins.reader_of(letter, topic))
             flights[letter.sequence] = await publisher.publish_async(
-                to if isinstance(to, str) else await to(letter),
+                topic,
                 draft.data,
                 headers=draft.attributes,
                 subject=draft.subject,
@@ -196,7 +200,7 @@ class _Origins:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._topics: dict[str, str] = {}
+        self._topics: dict[str, str | None] = {}
 
     async def topic_of(self, letter: DeadLetter) -> str:
         origin = letter.origin
@@ -206,7 +210,27 @@ class _Origins:
             raise InvalidArgumentError(
                 f"Dead letter {letter.sequence} does not say where it came from; say where to"
             )
-        if origin.subscription not in self._topics:
-            status = await self._broker.admin.describe_subscription(origin.subscription)
-            self._topics[origin.subscription] = status.config.topic
-        return self._topics[origin.subscription]
+        topic = await self._read_by(origin.subscription)
+        if topic is None:
+            raise NotFoundError(
+                f"Dead letter {letter.sequence} says only that it came from subscription "
+                f"{origin.subscription!r}, which is gone; say where to"
+            )
+        return topic
+
+    async def reader_of(self, letter: DeadLetter, topic: str) -> str | None:
+        """The subscription that gave it up, if it reads `topic`: nobody else is to skip what it
+        will never see."""
+        subscription = letter.origin.subscription
+        if not subscription or letter.origin.topic not in (None, topic):
+            return None
+        return subscription if await self._read_by(subscription) == topic else None
+
+    async def _read_by(self, subscription: str) -> str | None:
+        if subscription not in self._topics:
+            try:
+                status = await self._broker.admin.describe_subscription(subscription)
+                self._topics[subscription] = status.config.topic
+            except NotFoundError:
+                self._topics[subscription] = None
+        return self._topics[subscription]

@@ -12,14 +12,18 @@ REPLAY_FOR = "replay-for"
 """The subscription that gave it up: an app's other subscriptions of the topic skip it."""
 
 
-def replayed(letter: DeadLetter) -> Draft:
-    """The draft that sends it again; the same one each time, so that a replay can be repeated."""
+def replayed(letter: DeadLetter, *, meant_for: str | None) -> Draft:
+    """The draft that sends it again, under the same id each time, so that a replay can be repeated.
+
+    `meant_for`: the subscription that alone shall handle it; None for whoever reads it there.
+    """
     attributes = dict(letter.attributes)
     origin = letter.origin
+    attributes.pop(REPLAY_FOR, None)  # Of an earlier replay, which died again.
     if REPLAY_OF not in attributes and origin.message_id:
         attributes[REPLAY_OF] = origin.message_id
-    if origin.subscription:
-        attributes[REPLAY_FOR] = origin.subscription
+    if meant_for is not None:
+        attributes[REPLAY_FOR] = meant_for
     return Draft(
         letter.data,
         attributes,

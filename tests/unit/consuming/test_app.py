@@ -1,6 +1,7 @@
 """An app from publish to settlement."""
 
 import asyncio
+import logging
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -21,6 +22,7 @@ from penstock import (
     Router,
     connect,
 )
+from penstock.config import DUPLICATE_WINDOW
 from penstock.errors import FailedPreconditionError, NotFoundError
 from penstock.testing import TestApp, VirtualClock, eventually
 from tests.support.shop import Account, Invoice, Order, Parcel
@@ -357,7 +359,8 @@ async def test_deliveries_beyond_the_attempts_that_nobody_saw_are_still_handled(
         await app.stop()
 
 
-async def test_a_replay_is_for_the_subscription_that_gave_it_up():
+async def test_a_replay_is_for_the_subscription_that_gave_it_up(caplog):
+    caplog.set_level(logging.INFO, logger="penstock.app")
     app = App()
     seen = []
 
@@ -372,6 +375,7 @@ async def test_a_replay_is_for_the_subscription_that_gave_it_up():
     async with TestApp(app) as shop:
         await shop.publish("orders", b"", attributes={"replay-for": "shipping"})
         assert seen == ["ship"]
+    assert "of 'billing' skipped: it is replayed for 'shipping'" in caplog.text
 
 
 async def test_failures_are_logged_with_ids_and_without_bodies(caplog):
@@ -404,7 +408,8 @@ async def test_what_a_handler_returns_is_published_under_an_id_of_its_message():
         await shop.publish("orders", Order(0))
         assert shop.published("invoices") == [Invoice(1)]
         [record] = shop.records("invoices")
-        assert record.message_id == f"{message_id}/billing/0-0"
+        order = shop.records("orders")[0]
+        assert record.message_id == f"{message_id}/billing/0-0/{order.publish_time_ns}"
         assert record.ordering_key == "ann"
 
 
@@ -441,6 +446,24 @@ async def test_a_redelivery_publishes_nothing_twice():
         await shop.publish("orders", Order(1))
         assert tries == [1, 2, 3]
         assert shop.published("invoices") == [Invoice(1)]
+
+
+async def test_an_id_that_a_publisher_used_again_is_another_message_with_another_result():
+    app = App()
+
+    @app.subscriber("orders", "billing")
+    @app.publishes("invoices")
+    async def bill(order: Order) -> Invoice:
+        await asyncio.sleep(60 if order.id == 1 else 0)
+        return Invoice(order.id)
+
+    async with TestApp(app) as shop:
+        began = asyncio.get_running_loop().time()
+        await shop.publish("orders", Order(1), message_id="A")
+        # The orders have forgotten the id by now; the invoices remember theirs.
+        await asyncio.sleep(began + DUPLICATE_WINDOW + 1 - asyncio.get_running_loop().time())
+        await shop.publish("orders", Order(2), message_id="A")
+        assert shop.published("invoices") == [Invoice(1), Invoice(2)]
 
 
 async def test_a_message_is_not_acked_before_its_result_is_stored():
@@ -485,7 +508,9 @@ async def test_a_draft_is_published_as_it_is_with_an_id_if_it_has_none():
     async with TestApp(app) as shop:
         message_id = await shop.publish("orders", Order(1), ordering_key="ann")
         first, second = shop.records("raw")
-        assert (first.message_id, first.attributes) == (f"{message_id}/billing/0-0", {"k": "v"})
+        [order] = shop.records("orders")
+        derived = f"{message_id}/billing/0-0/{order.publish_time_ns}"
+        assert (first.message_id, first.attributes) == (derived, {"k": "v"})
         assert (second.message_id, second.ordering_key) == ("mine", "bob")
 
 

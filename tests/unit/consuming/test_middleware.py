@@ -10,7 +10,7 @@ from penstock.consuming import middleware as around
 from penstock.consuming.middleware.circuit_breaker import Circuit, State
 from penstock.consuming.middleware.rate_limit import Pace
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.testing import TestApp
+from penstock.testing import TestApp, run_virtual
 from tests.support.shop import Invoice, Order
 
 SOON = RetryPolicy(minimum_backoff=1, maximum_backoff=1)
@@ -265,6 +265,33 @@ async def test_messages_wait_for_their_turn():
         assert [round(time - times[0]) for time in times] == [0, 2, 4, 6]
 
 
+async def test_a_rate_is_kept_by_messages_that_time_out_in_the_line():
+    handled = []
+
+    async def handle(order: Order) -> None:
+        handled.append(order)
+
+    app = an_app(handle, around.timeout(10), around.rate_limit(1), max_attempts=None)
+    async with TestApp(app) as shop:
+        for n in range(100):
+            await shop.publish("orders", Order(n), wait=False)
+        await asyncio.sleep(60)
+        assert len(handled) >= 50
+
+
+def test_a_rate_limit_outlives_its_event_loop():
+    app = an_app(take, around.rate_limit(0.01))
+
+    async def run() -> None:
+        async with TestApp(app) as shop:
+            for n in range(3):
+                await shop.publish("orders", Order(n), wait=False)
+            await shop.idle()
+
+    for _ in range(2):
+        run_virtual(run())
+
+
 @pytest.mark.parametrize("rate", [0, -1, "1", True])
 def test_a_rate_is_a_number_above_zero(rate):
     with pytest.raises(InvalidArgumentError, match="per_second"):
@@ -426,6 +453,63 @@ async def test_a_copy_that_comes_while_another_is_handled_waits_for_it():
         await shop.idle()
         assert shop.calls(slow) == [Order(0)]
         assert not shop.dead()
+
+
+async def test_waiting_for_a_copy_uses_up_no_attempt():
+    async def slow(order: Order) -> None:
+        await asyncio.sleep(100)
+        if order.id == 0:
+            raise Reject("no")
+
+    app = an_app(slow, around.deduplicate(key=by_key), max_attempts=2)
+    async with TestApp(app) as shop:
+        for n in range(3):
+            await shop.publish("orders", Order(n), attributes={"key": "a"}, wait=False)
+        await shop.idle()
+        assert shop.calls(slow) == [Order(0), Order(1)]
+        assert [letter.reason for letter in shop.dead()] == ["no"]
+
+
+async def test_a_message_is_not_handled_twice_by_a_store_that_is_slow():
+    class Slow(around.SeenHere):
+        async def seen(self, key: str) -> bool:
+            known = await super().seen(key)
+            asked.append(key)
+            await asyncio.sleep(len(asked))
+            return known
+
+    asked: list[str] = []
+    async with TestApp(an_app(take, around.deduplicate(Slow(), key=by_key))) as shop:
+        for n in range(3):
+            await shop.publish("orders", Order(n), attributes={"key": "a"}, wait=False)
+        await shop.idle()
+        assert shop.calls(take) == [Order(0)]
+
+
+async def test_batches_that_hold_each_others_keys_do_not_wait_for_ever():
+    async def handle(orders: list[Order]) -> None:
+        await asyncio.sleep(1)
+
+    app = an_app(
+        handle, around.deduplicate(key=by_key), concurrency=4, batch_size=2, batch_wait=0.1
+    )
+    async with TestApp(app) as shop:
+        for n, key in enumerate("abbaabba"):
+            await shop.publish("orders", Order(n), attributes={"key": key}, wait=False)
+        await shop.idle(within=60)
+        assert sum(len(orders) for orders in shop.calls(handle)) == 2
+
+
+async def test_copies_in_one_batch_share_the_fate_of_the_first():
+    async def handle(orders: list[Order]) -> None:
+        if len(shop.calls(handle)) == 1:
+            raise ValueError("not yet")
+
+    async with TestApp(an_app(handle, around.deduplicate(key=by_key))) as shop:
+        for n in range(2):
+            await shop.publish("orders", Order(n), attributes={"key": "a"}, wait=False)
+        await shop.idle()
+        assert len(shop.calls(handle)) == 2 and not shop.dead()
 
 
 async def test_a_batch_is_handled_without_its_duplicates():

@@ -175,12 +175,75 @@ async def test_a_replay_may_go_elsewhere_and_what_cannot_go_is_told():
         assert len(shop.records("elsewhere")) == 3
 
 
+async def test_a_replay_that_goes_elsewhere_is_handled_there():
+    app, seen = App(), []
+    app.subscriber("orders", "billing")(lambda: Reject("bug"))
+
+    @app.subscriber("orders-v2", "billing-v2")
+    def bill(message: Message) -> None:
+        seen.append(message.data)
+
+    async with TestApp(app) as shop:
+        await shop.publish("orders", b"x")
+        letters = app.pubsub.dead_letters("orders-dead")
+        # Its second death is of a replay that says for whom it was meant.
+        await letters.replay(EVERYTHING)
+        await shop.idle()
+        await letters.replay(EVERYTHING, to="orders-v2")
+        await shop.idle()
+        assert seen == [b"x"]
+
+
+async def test_a_replay_for_a_subscription_that_is_gone_is_for_all_that_are_left():
+    app, seen = App(), []
+
+    @app.subscriber("orders", "billing-renamed")
+    def bill(message: Message) -> None:
+        seen.append(message.data)
+
+    async with TestApp(app) as shop:
+        whence = {"dead-letter-topic": "orders", "dead-letter-subscription": "billing"}
+        await app.pubsub.topic("orders-dead").publish_message(b"x", whence)
+        assert (await app.pubsub.dead_letters("orders-dead").replay(EVERYTHING)).replayed == 1
+        await shop.idle()
+        assert seen == [b"x"]
+
+
+async def test_a_letter_that_names_only_a_subscription_that_is_gone_says_so():
+    async with PubSub(clock=VirtualClock()) as pubsub:
+        await pubsub.topic("dead").create(message_retention=60)
+        source = {"CloudPubSubDeadLetterSourceSubscription": "billing"}
+        await pubsub.topic("dead").publish_message(b"x", source)
+        result = await pubsub.dead_letters("dead").replay(EVERYTHING)
+        assert "'billing', which is gone; say where to" in str(result.failed[1])
+
+
 async def test_discarded_letters_are_out_of_the_way_and_not_gone():
     async with graves() as (_, letters, _):
         assert await letters.discard(Selection(reason="even")) == 2
         assert await sequences(letters) == [2]
         assert (await letters.get(1)).settled == "discarded"
         assert await letters.discard(Selection(reason="even")) == 0
+
+
+@pytest.mark.parametrize("batches", [False, True])
+async def test_an_app_that_reads_dead_letters_does_not_see_marks(batches):
+    app, seen = App(), []
+    app.subscriber("orders", "billing")(lambda: Reject("bug"))
+
+    def watch_each(body: bytes) -> None:
+        seen.append(body)
+
+    def watch_all(bodies: list[bytes]) -> None:
+        seen.extend(bodies)
+
+    app.subscriber("orders-dead", "watcher")(watch_all if batches else watch_each)
+    async with TestApp(app) as shop:
+        await shop.publish("orders", b"x")
+        await app.pubsub.dead_letters("orders-dead").discard(EVERYTHING)
+        await shop.idle()
+        assert len(shop.records("orders-dead")) == 2
+        assert seen == [b"x"]
 
 
 async def test_a_message_that_dies_again_keeps_its_first_id():

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from penstock.config import check_duration, check_whole
 from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import Call, Next
+from penstock.consuming.middleware.per_loop import PerLoop
 from penstock.dead_letters.replaying import REPLAY_OF
 from penstock.message import Message
-from penstock.outcomes import Retry
-
-# A copy that arrives while another is being handled asks again after so long.
-_LOOK_AGAIN = 5.0
 
 
 class Seen(Protocol):
@@ -55,32 +52,65 @@ def original_id(message: Message) -> str:
 def deduplicate(
     store: Seen | None = None, *, key: Callable[[Message], str] = original_id
 ) -> Middleware:
-    """Messages whose key was handled before by their subscription are acked unseen.
+    """Messages whose key was handled before by their subscription are acked unseen. One that
+    arrives while its key is in hand waits here, and is handled if that failed; copies in one batch
+    share the fate of the first.
 
     A key is remembered after its handler is done, so a crash in between lets it be handled twice:
     where that must not be, remember it in the transaction of the handler's own writes.
     """
     memory = store or SeenHere()
-    in_hand: set[str] = set()
+    in_hand = PerLoop(_InHand)
 
     async def once(call: Call, next: Next) -> Any:
-        keys = {message: f"{call.subscription}/{key(message)}" for message in call.messages}
-        fresh = [message for message in call.messages if not await memory.seen(keys[message])]
-        mine: dict[Message, str] = {}
-        for message in fresh:
-            if keys[message] in in_hand:
-                call.failures[message] = Retry("handled-elsewhere", _LOOK_AGAIN)
-            else:
-                mine[message] = keys[message]
-                in_hand.add(keys[message])
+        of: dict[str, list[Message]] = {}
+        for message in call.messages:
+            of.setdefault(f"{call.subscription}/{key(message)}", []).append(message)
+        taken = in_hand.here()
+        await taken.take(of)
         try:
-            call.messages = list(mine)
-            result = await next(call) if mine else None
-            for message, of in mine.items():
-                if message not in call.failures:
-                    await memory.remember(of)
-            return result
+            fresh = {key: copies for key, copies in of.items() if not await memory.seen(key)}
+            return await _first_of_each(call, next, fresh, memory)
         finally:
-            in_hand.difference_update(mine.values())
+            taken.free(of)
 
     return once
+
+
+async def _first_of_each(
+    call: Call, next: Next, fresh: dict[str, list[Message]], memory: Seen
+) -> Any:
+    call.messages = [copies[0] for copies in fresh.values()]
+    try:
+        result = await next(call) if fresh else None
+        for key, (first, *others) in fresh.items():
+            failure = call.failures.get(first)
+            if failure is None:
+                await memory.remember(key)
+            else:
+                call.failures.update(dict.fromkeys(others, failure))
+    except Exception:
+        # Copies have failed with their first, and are there if it is tried again.
+        call.messages = [message for copies in fresh.values() for message in copies]
+        raise
+    return result
+
+
+class _InHand:
+    """Keys that are being handled. Whoever waits for one leaves a bell there."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, asyncio.Event | None] = {}
+
+    async def take(self, keys: Collection[str]) -> None:
+        """All of them, once none is in hand: whoever waits holds nothing that others wait for."""
+        while (busy := next((key for key in keys if key in self._keys), None)) is not None:
+            bell = self._keys[busy] = self._keys[busy] or asyncio.Event()
+            await bell.wait()
+        self._keys.update(dict.fromkeys(keys))
+
+    def free(self, keys: Collection[str]) -> None:
+        for key in keys:
+            bell = self._keys.pop(key)
+            if bell is not None:
+                bell.set()

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.config import check_whole
 from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import Call, Next
+from penstock.consuming.middleware.per_loop import PerLoop
 from penstock.errors import InvalidArgumentError
 
 
@@ -22,9 +23,13 @@ class Pace:
         self._ahead = (burst - 1) * self._interval
         self._next = float("-inf")
 
+    def turn(self, arrived: float) -> float:
+        """When whoever arrived then, and is the first to wait, may go."""
+        return max(self._next, arrived - self._ahead)
+
     def take(self, now: float, count: int = 1) -> float:
         """Seconds to wait for the turn that was taken now."""
-        turn = max(self._next, now - self._ahead)
+        turn = self.turn(now)
         self._next = turn + count * self._interval
         return max(0.0, turn - now)
 
@@ -36,11 +41,17 @@ def rate_limit(per_second: float, *, burst: int = 1) -> Middleware:
         raise InvalidArgumentError(f"per_second must be a number above 0, not {per_second!r}")
     check_whole("burst", burst, 1)
     pace = Pace(per_second, burst)
+    line = PerLoop(asyncio.Lock)
 
     async def paced(call: Call, next: Next) -> Any:
-        wait = pace.take(asyncio.get_running_loop().time(), len(call.messages))
-        if wait:
-            await asyncio.sleep(wait)
+        clock = asyncio.get_running_loop().time
+        arrived = clock()
+        # The turn is taken when it has come: who is cancelled in the line has used none up.
+        async with line.here():
+            wait = pace.turn(arrived) - clock()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            pace.take(arrived, len(call.messages))
         return await next(call)
 
     return paced
