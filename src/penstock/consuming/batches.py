@@ -85,13 +85,12 @@ class Batches:
     async def _run(self, batch: list[Message]) -> None:
         try:
             await self._handle(batch)
-        except GeneratorExit:
-            raise  # The loop is gone, and with it whoever could be told.
         except BaseException as error:
-            # What is held here is extended for ever: nothing may stay unanswered.
-            with suppress(ClosedError):
+            # What is in hand is extended for ever: nothing may stay unanswered, unless the
+            # subscription or the loop has ended.
+            with suppress(ClosedError, RuntimeError):
                 for message in batch:
                     message.nack()
-            if isinstance(error, asyncio.CancelledError):
+            if isinstance(error, asyncio.CancelledError | GeneratorExit):
                 raise
             survive(error, f"Answering for a batch of {len(batch)} messages")

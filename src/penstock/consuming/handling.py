@@ -48,7 +48,16 @@ def build_batch_handler(
     chain = compose(binding.subscriber.middleware, _batch_endpoint(binding, results, executor))
 
     async def handle(messages: list[Message]) -> None:
-        wanted = [message for message in messages if await _is_wanted(message, answering)]
+        wanted = []
+        for message in messages:
+            try:
+                dealt = answering.arrived(message)
+                if dealt is False:
+                    wanted.append(message)
+                elif dealt is not True:
+                    await dealt
+            except BaseException as error:
+                _come_back(message, error)
         if wanted:
             await _answer_all(wanted, binding, chain, answering)
 
@@ -267,33 +276,15 @@ async def _answer_all(
     asked = set(call.messages)
     for message in messages:
         raised = call.failures.get(message) or (failure if message in asked else None)
-        await _answer_one(message, raised, answering)
-
-
-async def _answer_one(message: Message, raised: BaseException | None, answering: Answering) -> None:
-    """Whatever comes of it, the others of the batch get their answers."""
-    try:
-        await _answer(message, raised, answering)
-    except ClosedError:
-        raise  # And the others could not be answered either.
-    except BaseException as error:
-        _come_back(message, _failure(error))
-
-
-async def _is_wanted(message: Message, answering: Answering) -> bool:
-    """It is for the handler; else it is dealt with, or comes back."""
-    try:
-        dealt = answering.arrived(message)
-        if not isinstance(dealt, bool):
-            await dealt
-    except ClosedError:
-        raise
-    except BaseException as error:
-        _come_back(message, _failure(error))
-        return False
-    return dealt is False
+        try:
+            await _answer(message, raised, answering)
+        except BaseException as error:
+            _come_back(message, error)
 
 
 def _come_back(message: Message, error: BaseException) -> None:
-    survive(error, f"Answering for message {message.id!r}")
+    """It could not be answered; the others of its batch must be, unless all of it has ended."""
+    if isinstance(error, ClosedError):
+        raise error
+    survive(_failure(error), f"Answering for message {message.id!r}")
     message.nack()

@@ -87,12 +87,15 @@ async def test_a_cancellation_that_a_batch_handler_raises_is_a_failure_like_any(
         assert "what it waited for" in shop.dead()[0].error
 
 
-async def test_a_batch_whose_task_is_cancelled_comes_back():
+@pytest.mark.parametrize("how", ["cancelled", "thrown away"])
+async def test_a_batch_whose_task_is_ended_comes_back(how):
     tries = 0
 
     async def handle(orders: list[Order]) -> None:
         nonlocal tries
         tries += 1
+        if tries == 1 and how == "thrown away":
+            raise GeneratorExit
         if tries == 1:
             asyncio.current_task().cancel()
             await asyncio.sleep(1)
