@@ -10,7 +10,7 @@ from typing import Any
 from penstock.broker import Capabilities
 from penstock.clock import Clock
 from penstock.consuming.declaration import Subscriber
-from penstock.dead_letters.letter import bare, letter_of_message
+from penstock.dead_letters.letter import CUT, bare, cut, letter_of_message
 from penstock.dead_letters.marks import MARK
 from penstock.dead_letters.replaying import REPLAY_FOR
 from penstock.errors import InvalidArgumentError, PenstockError
@@ -106,7 +106,7 @@ class Answering:
             time_ns=self.clock.time_ns(),
         )
         try:
-            await self._store(topic, letter)
+            await self._store(message, topic, letter)
         except PenstockError as trouble:
             self._log(
                 logging.ERROR,
@@ -119,11 +119,21 @@ class Answering:
         if self.observer is not None:
             self.observer.dead_lettered(topic, self.subscriber.subscription, reason)
 
-    async def _store(self, topic: str, letter: Draft) -> None:
+    async def _store(self, message: Message, topic: str, letter: Draft) -> None:
+        """The whole letter, or as much of it as the broker takes."""
         try:
             await self.send(topic, letter)
         except InvalidArgumentError:
-            await self.send(topic, bare(letter))
+            letter = bare(letter)
+            try:
+                await self.send(topic, letter)
+            except InvalidArgumentError:
+                shorter = cut(letter)
+                if not shorter.data:  # Too short to be too long: it was refused for another reason.
+                    raise
+                await self.send(topic, shorter)
+                lost = shorter.attributes[CUT]
+                self._log(logging.ERROR, message, f"lacks {lost} bytes at its end as a dead letter")
 
     def _log(
         self, level: int, message: Message, what: str, error: BaseException | None = None

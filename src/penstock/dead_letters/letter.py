@@ -9,6 +9,7 @@ Whoever gives a message up publishes its bytes unchanged, its attributes and the
     dead-letter-subject         where in the topic, if its place was not the topic's own to say
     dead-letter-time            when it was given up
     dead-letter-dropped         how many of its own attributes found no room, if any did not
+    dead-letter-cut             how many bytes at its end found no room, if any did not
 
 What a broker moves by its own policy carries `CloudPubSubDeadLetterSource…` instead, and what
 another implementation of the bridge gives up `x-dead-letter` and `x-dlq-…`; all are read.
@@ -43,6 +44,7 @@ MESSAGE_ID = "dead-letter-message-id"
 PUBLISHED = "dead-letter-published"
 TIME = "dead-letter-time"
 DROPPED = "dead-letter-dropped"
+CUT = "dead-letter-cut"
 SUBJECT = "dead-letter-subject"
 BRIDGE_MARK, BRIDGE_REASON = "x-dead-letter", "x-dlq-reason"
 BRIDGE_DELIVERIES, BRIDGE_CONTEXT = "x-deliveries", "x-dlq-context"
@@ -52,6 +54,8 @@ BROKERS_OWN = "CloudPubSubDeadLetterSource"
 MOVED_BY_BROKER = "max-delivery-attempts"
 
 _REASON_BYTES = 256
+# What a broker may write around attributes: four bytes each in NATS, an id and an ordering key.
+_AROUND_EACH, _AROUND_ALL = 8, 4096
 _control_characters = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -70,6 +74,8 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
 
     `sequence` names it within `topic`. `attributes` are the message's own. `stored_ns`: when the
     log got it. `settled` says what was done about it since: 'replayed', 'discarded', or None.
+    `cut`: how many bytes are missing at the end of its data, because a letter is larger than its
+    message and the broker refused it whole.
     """
 
     topic: str
@@ -84,6 +90,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     time: datetime
     stored_ns: int
     settled: str | None = None
+    cut: int = 0
 
     def __repr__(self) -> str:
         return f"<DeadLetter {self.sequence} of {self.topic!r}: {self.reason}>"
@@ -168,6 +175,16 @@ def bare(letter: Draft) -> Draft:
     return Draft(letter.data, ours, letter.ordering_key, letter.message_id)
 
 
+def cut(letter: Draft) -> Draft:
+    """A bare letter without the end of its data, for a broker that refused that too: as much
+    shorter as its attributes are long, since the message itself once found room."""
+    ours = {**letter.attributes, CUT: str(len(letter.data))}
+    added = sum(len(key) + len(value.encode()) + _AROUND_EACH for key, value in ours.items())
+    kept = letter.data[: max(len(letter.data) - added - _AROUND_ALL, 0)]
+    ours[CUT] = str(len(letter.data) - len(kept))
+    return Draft(kept, ours, letter.ordering_key, letter.message_id)
+
+
 def read_letter(topic: str, record: Record, settled: str | None = None) -> DeadLetter:
     """A record of a dead-letter topic, whoever put it there."""
     attributes = record.attributes
@@ -193,12 +210,17 @@ def read_letter(topic: str, record: Record, settled: str | None = None) -> DeadL
         ordering_key=record.ordering_key,
         reason=story.reason,
         error=story.error,
-        attempt=int(story.attempt) if story.attempt and story.attempt.isdecimal() else 0,
+        attempt=_count(story.attempt),
         origin=story.origin,
         time=_moment(attributes.get(TIME)) or PreciseTime.from_ns(record.publish_time_ns),
         stored_ns=record.publish_time_ns,
         settled=settled,
+        cut=_count(attributes.get(CUT)),
     )
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
 
 
 class _Story(Struct, frozen=True):

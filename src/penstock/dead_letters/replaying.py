@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.dead_letters.letter import DeadLetter
+from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
 from penstock.rules.derived_ids import derived_id
 
@@ -16,7 +17,13 @@ def replayed(letter: DeadLetter, *, meant_for: str | None) -> Draft:
     """The draft that sends it again, under the same id each time, so that a replay can be repeated.
 
     `meant_for`: the subscription that alone shall handle it; None for whoever reads it there.
+    `InvalidArgumentError` when a part of it is missing: that is another message.
     """
+    if letter.cut:
+        raise InvalidArgumentError(
+            f"Dead letter {letter.sequence} lacks the last {letter.cut:,} bytes of its data, for "
+            "which there was no room; publish the message anew, and discard the letter"
+        )
     attributes = dict(letter.attributes)
     origin = letter.origin
     attributes.pop(REPLAY_FOR, None)  # Of an earlier replay, which died again.

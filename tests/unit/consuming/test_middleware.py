@@ -360,6 +360,56 @@ async def test_decisions_of_the_handler_do_not_open_a_circuit():
         assert now() - began < 60
 
 
+@pytest.mark.parametrize("batches", [False, True])
+async def test_a_body_that_cannot_be_decoded_closes_no_circuit(batches):
+    times = []
+
+    async def each(order: Order) -> None:
+        times.append(now())
+        raise ConnectionError
+
+    async def every(orders: list[Order]) -> None:
+        await each(orders[0])
+
+    options = {"batch_size": 1, "batch_wait": 0.01} if batches else {}
+    app = an_app(
+        every if batches else each,
+        around.circuit_breaker(failures=2, rest=60),
+        concurrency=1,
+        max_attempts=None,
+        **options,
+    )
+    async with TestApp(app) as shop:
+        await shop.publish("orders", Order(1), wait=False)
+        for _ in range(4):
+            await asyncio.sleep(59)
+            await shop.publish("orders", b"not an order", wait=False)
+        await asyncio.sleep(59)
+        assert len(times) <= 2 + 5
+        await app.stop(timeout=0)
+
+
+def test_a_circuit_outlives_its_event_loop():
+    async def fail(order: Order) -> None:
+        calls.append(order)
+        raise ConnectionError
+
+    calls: list[Order] = []
+    breaker = around.circuit_breaker(failures=1, rest=10)
+    app = an_app(fail, breaker, concurrency=3, max_attempts=2)
+
+    async def run() -> None:
+        async with TestApp(app) as shop:
+            for n in range(3):
+                await shop.publish("orders", Order(n), wait=False)
+            await shop.idle()
+            assert [letter.reason for letter in shop.dead()] == ["gave-up"] * 3
+
+    for _ in range(2):
+        run_virtual(run())
+    assert len(calls) == 12
+
+
 async def test_closing_ends_those_who_wait_for_a_circuit():
     async def handle(order: Order) -> None:
         raise ConnectionError

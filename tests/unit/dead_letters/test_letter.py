@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Draft, PreciseTime
-from penstock.dead_letters.letter import Origin, bare, header_text, letter_of, read_letter
+from penstock.dead_letters.letter import Origin, bare, cut, header_text, letter_of, read_letter
 from penstock.message import Delivery, Message, Record, check_text
 
 
@@ -110,6 +110,16 @@ def test_a_bare_letter_says_how_much_it_left_out():
     assert read_letter("dead", stored(draft)).attributes == {}
     assert draft.message_id == letter(full).message_id
     assert bare(letter()).attributes["dead-letter-dropped"] == "1"
+
+
+def test_a_cut_letter_is_no_larger_than_its_message_and_says_what_is_missing():
+    large = message(data=b"x" * 2**20)
+    draft = cut(bare(letter(large, error="e" * 1024)))
+    around = sum(len(key) + len(value) + 4 for key, value in draft.attributes.items())
+    assert len(draft.data) + around + len(draft.message_id) < 2**20
+    read = read_letter("dead", stored(draft))
+    assert read.cut == 2**20 - len(read.data) < 10_000
+    assert draft.message_id == letter(large).message_id
 
 
 def test_a_letter_that_dies_again_tells_of_its_last_death():

@@ -11,7 +11,7 @@ from penstock import App, DeadLetterPolicy, Message, PubSub, Reject, Selection, 
 from penstock.dead_letters.letters import DeadLetters
 from penstock.dead_letters.marks import mark, read_marks
 from penstock.errors import InvalidArgumentError, NotFoundError, UnimplementedError
-from penstock.message import Record
+from penstock.message import PublishFault, Record
 from penstock.testing import TestApp, VirtualClock, eventually
 from tests.support.shop import Order
 
@@ -244,6 +244,35 @@ async def test_an_app_that_reads_dead_letters_does_not_see_marks(batches):
         await shop.idle()
         assert len(shop.records("orders-dead")) == 2
         assert seen == [b"x"]
+
+
+async def test_a_message_whose_letter_would_be_too_large_dies_cut_and_is_not_replayed(
+    monkeypatch, caplog
+):
+    app, largest = App(), 50_000
+    app.subscriber("orders", "billing", max_attempts=1)(lambda: Reject("bug"))
+    async with TestApp(app) as shop:
+        broker = await app.pubsub.broker()
+        publish = broker.publish
+
+        async def limited(topic, drafts):
+            sizes = [
+                len(one.data) + sum(len(key) + len(value) for key, value in one.attributes.items())
+                for one in drafts
+            ]
+            if max(sizes) > largest:
+                return [PublishFault(InvalidArgumentError("too large"))] * len(drafts)
+            return await publish(topic, drafts)
+
+        monkeypatch.setattr(broker, "publish", limited)
+        await shop.publish("orders", b"x" * largest)
+        [letter] = shop.dead()
+        assert (letter.reason, letter.origin.subscription) == ("bug", "billing")
+        assert letter.cut == largest - len(letter.data) > 0
+        assert f"lacks {letter.cut} bytes" in caplog.text
+        result = await app.pubsub.dead_letters("orders-dead").replay(EVERYTHING)
+        assert f"lacks the last {letter.cut:,} bytes" in str(result.failed[letter.sequence])
+        assert await app.pubsub.dead_letters("orders-dead").count() == 1
 
 
 async def test_a_message_that_dies_again_keeps_its_first_id():

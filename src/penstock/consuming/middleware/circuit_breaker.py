@@ -13,6 +13,7 @@ from typing import Any
 from penstock.config import check_duration, check_whole
 from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import Call, Next
+from penstock.consuming.middleware.per_loop import PerLoop
 from penstock.consuming.middleware.retry import Errors, classifier
 
 _log = logging.getLogger("penstock.app")
@@ -57,7 +58,7 @@ class Circuit:
             self._opens = now + self._rest
 
     def gave_up(self, now: float) -> None:
-        """Whoever tried was cancelled: the next may."""
+        """Whoever tried cannot say whether it works again: the next may try."""
         if self.state is State.TRYING:
             self.state = State.OPEN
             self._opens = now
@@ -65,7 +66,8 @@ class Circuit:
 
 def circuit_breaker(*, failures: int = 5, rest: float = 30.0, on: Errors = Exception) -> Middleware:
     """After so many failures in a row (`on` says which errors count) a handler is not called for
-    `rest` seconds; then once, and again as usual if that succeeded.
+    `rest` seconds; then once, and again as usual if that succeeded. Errors that do not count, such
+    as a body that cannot be decoded, say nothing either way.
 
     Messages wait meanwhile: they are ours and their window is full, so nothing more is fetched and
     no delivery counts as an attempt. Each subscription has a circuit of its own.
@@ -73,26 +75,28 @@ def circuit_breaker(*, failures: int = 5, rest: float = 30.0, on: Errors = Excep
     check_whole("failures", failures, 1)
     check_duration("rest", rest, 0.001, 600)
     counts = classifier(on)
-    circuits: dict[str, tuple[Circuit, asyncio.Event]] = {}
+    circuits: PerLoop[dict[str, tuple[Circuit, asyncio.Event]]] = PerLoop(dict)
 
     async def guarded(call: Call, next: Next) -> Any:
-        if call.subscription not in circuits:
-            circuits[call.subscription] = (Circuit(failures, rest), asyncio.Event())
-        circuit, news = circuits[call.subscription]
+        of = circuits.here()
+        if call.subscription not in of:
+            of[call.subscription] = (Circuit(failures, rest), asyncio.Event())
+        circuit, news = of[call.subscription]
         clock = asyncio.get_running_loop().time
         await _turn(circuit, news, clock)
         try:
             result = await next(call)
         except BaseException as error:
-            if not isinstance(error, Exception):
-                circuit.gave_up(clock())
-            elif counts(error):
+            if isinstance(error, Exception) and counts(error):
                 _fail(circuit, clock(), call)
             else:
-                circuit.succeeded()
+                circuit.gave_up(clock())
             _tell(news)
             raise
-        circuit.succeeded()
+        if all(message in call.failures for message in call.messages):  # None was done.
+            circuit.gave_up(clock())
+        else:
+            circuit.succeeded()
         _tell(news)
         return result
 
