@@ -60,6 +60,7 @@ def test_a_message_goes_round(google, rest):
 
 def test_resources_are_listed_changed_and_deleted(google, rest):
     topic, sub = google.pair()
+    google.topic()  # Two at least, whatever other tests have made.
     project = f"/v1/projects/{google.project}"
     status, listed = rest("GET", f"{project}/topics?pageSize=1&prettyPrint=true")
     assert status == 200 and len(listed["topics"]) == 1

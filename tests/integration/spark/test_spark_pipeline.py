@@ -181,5 +181,5 @@ def test_a_pipeline_that_is_not_there_is_refused_before_anything_starts(
 
 
 def test_a_broker_in_memory_is_refused_before_anything_starts(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="local://DIR"):
+    with pytest.raises(InvalidArgumentError, match="local:///DIR"):
         SparkPipeline(None, load_settings(environ={}), options(tmp_path))

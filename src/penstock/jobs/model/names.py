@@ -36,6 +36,10 @@ class _OpenNames(StrEnum):
         made._name_ = made._value_ = name
         return _declared.setdefault(cls, {}).setdefault(name, made)  # type: ignore[no-any-return]
 
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        # By value: some versions of Python pickle an enum by its attribute, which only ours have.
+        return type(self), (self._value_,)
+
     @classmethod
     def is_known(cls, name: str | None) -> bool:
         return name in cls._value2member_map_ or name in _declared.get(cls, {})
