@@ -66,7 +66,7 @@ def open_ranges(url: str) -> RangeLog:
     ranges = broker_kind(url).ranges
     if ranges is None:
         raise UnimplementedError(
-            f"What is behind {_scheme(url)}:// keeps no log that other processes can read by "
+            f"What is behind {scheme_of(url)}:// keeps no log that other processes can read by "
             "range; read a subscription instead"
         )
     return ranges(url)
@@ -77,7 +77,7 @@ def own_server(url: str) -> OwnServer:
     server = broker_kind(url).server
     if server is None:
         raise UnimplementedError(
-            f"The server behind {_scheme(url)}:// is not Penstock's to start and stop"
+            f"The server behind {scheme_of(url)}:// is not Penstock's to start and stop"
         )
     return server(url)
 
@@ -95,7 +95,7 @@ def check_shared(url: str, *, everywhere: bool = False) -> None:
     kind = broker_kind(url)
     if not kind.shared:
         raise InvalidArgumentError(
-            f"{_scheme(url)}:// is one process's own and cannot be shared with other "
+            f"{scheme_of(url)}:// is one process's own and cannot be shared with other "
             "processes; use local:///DIR, which starts a server by itself, or nats://HOST"
         )
     if everywhere:
@@ -122,7 +122,7 @@ def broker_kind(url: str) -> BrokerKind:
     """What is registered for the scheme of `url`. Nothing is opened."""
     if not isinstance(url, str):
         raise InvalidArgumentError(f"A broker's address must be text, not {type(url).__name__}")
-    scheme = _scheme(url)
+    scheme = scheme_of(url)
     kind, installed = _KINDS.get(scheme), _installed().get(scheme, ())
     if len(installed) + (kind is not None) > 1:
         raise AlreadyExistsError(
@@ -139,7 +139,7 @@ def broker_kind(url: str) -> BrokerKind:
     return kind
 
 
-def _scheme(url: str) -> str:
+def scheme_of(url: str) -> str:
     """All that is ever shown of an address: whatever else stands there may be a password."""
     scheme, separator, _ = url.partition("://")
     return scheme.lower() if separator and _SCHEME.fullmatch(scheme.lower()) else ""

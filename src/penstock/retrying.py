@@ -19,6 +19,11 @@ def is_retryable(error: Exception) -> bool:
     return bool(getattr(error, "retryable", False))
 
 
+def always(_: Exception) -> bool:
+    """For what goes on whatever happens."""
+    return True
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Persistence:
     """How long something is tried: with pauses by `backoff`, at most `attempts` times, and no

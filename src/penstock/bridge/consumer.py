@@ -23,7 +23,7 @@ from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import check_middleware
 from penstock.errors import ClosedError, FailedPreconditionError, PenstockError
 from penstock.message import Message
-from penstock.retrying import Failures, Persistence
+from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 from penstock.rules.window import FlowControl
 from penstock.subscribing import CloseReport, LeaseExtension, Streaming, Subscription
@@ -34,7 +34,7 @@ _log = logging.getLogger("penstock.bridge")
 _TOGETHER = 0.05
 _LONGEST_HANDLER = 86_400.0
 _PATIENCE = Persistence(backoff=Backoff(initial=0.1, maximum=10.0))
-_FOR_EVER = Persistence(backoff=Backoff(initial=0.1, maximum=10.0), worth_it=lambda _: True)
+_FOR_EVER = Persistence(backoff=Backoff(initial=0.1, maximum=10.0), worth_it=always)
 _IDLE = Backoff(initial=0.05, maximum=1.0)
 
 MakeProcessor = Callable[[EventHandler, "list[Middleware]", Classifier, Checkpoint], Processor]

@@ -11,7 +11,7 @@ from penstock.callbacks import survive
 from penstock.config import check_whole
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.publishing.flight import Flight
-from penstock.retrying import Persistence, is_retryable
+from penstock.retrying import Persistence, always, is_retryable
 from penstock.rules.backoff import Backoff
 
 
@@ -51,7 +51,7 @@ class PublishRetry:
             backoff=Backoff(initial=self.backoff, maximum=self.maximum_backoff),
             attempts=self.attempts,
             within=self.deadline,
-            worth_it=lambda _: True,
+            worth_it=always,
         )
         return persistence.pause(attempts, elapsed, error, chance)
 

@@ -41,6 +41,7 @@ class PenstockDataSource(DataSource):
         return source_schema(headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from penstock.connect import scheme_of
         from penstock.errors import InvalidArgumentError
         from penstock.spark.schema import check_schema
         from penstock.spark.source.batch import LogReader
@@ -48,7 +49,7 @@ class PenstockDataSource(DataSource):
         options = self._source_options()
         if options.mode != "log":
             raise InvalidArgumentError(
-                f"What is behind {options.url.partition('://')[0]}:// keeps no log to read as a "
+                f"What is behind {scheme_of(options.url)}:// keeps no log to read as a "
                 "table; use readStream"
             )
         check_schema(schema, headers=options.include_headers)

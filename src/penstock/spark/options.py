@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from penstock.config import check_name
-from penstock.connect import broker_kind, check_shared
+from penstock.connect import broker_kind, check_shared, scheme_of
 from penstock.errors import InvalidArgumentError
 from penstock.rules.filters import parse_filter
 from penstock.spark.source.offsets import EARLIEST, LATEST, Position
@@ -149,7 +149,7 @@ class SinkOptions:
         if found.fence and not _has_ranges(found.url):
             raise InvalidArgumentError(
                 "fence=true looks through the topic for what is stored, and what is behind "
-                f"{found.url.partition('://')[0]}:// keeps no log that Spark can read; leave it out"
+                f"{scheme_of(found.url)}:// keeps no log that Spark can read; leave it out"
             )
         return found
 

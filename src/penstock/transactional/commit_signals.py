@@ -17,14 +17,14 @@ from typing import Any
 from sqlalchemy import Connection, event, text
 
 from penstock.errors import PenstockError
-from penstock.retrying import Failures, Persistence
+from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 from penstock.transactional.database import Database
 
 _log = logging.getLogger("penstock")
 CHANNEL = "penstock_outbox"
 NOTIFY = text(f"SELECT pg_notify('{CHANNEL}', '')")
-_AGAIN = Persistence(backoff=Backoff(initial=0.2, maximum=10.0), worth_it=lambda _: True)
+_AGAIN = Persistence(backoff=Backoff(initial=0.2, maximum=10.0), worth_it=always)
 
 
 class CommitSignals:

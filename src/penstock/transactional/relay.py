@@ -34,7 +34,7 @@ from penstock.errors import (
 )
 from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault, Receipt
-from penstock.retrying import Failures, Persistence
+from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 from penstock.transactional.database import Database
 from penstock.transactional.outbox import Outbox
@@ -111,7 +111,7 @@ class Relay(AsyncClosing):
         self._poll = poll
         self._retry = retry or Backoff(initial=0.5, maximum=60.0)
         # A relay never gives up: rows do, each for itself.
-        self._persistence = Persistence(backoff=self._retry, worth_it=lambda _: True)
+        self._persistence = Persistence(backoff=self._retry, worth_it=always)
         self._max_attempts = max_attempts
         self._timeout = timeout
         self._checkpoint = checkpoint or _nothing

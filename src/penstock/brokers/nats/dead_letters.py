@@ -24,14 +24,14 @@ from penstock.clock import NS
 from penstock.config import DAY, SubscriptionConfig
 from penstock.errors import AlreadyExistsError, PenstockError
 from penstock.message import Record
-from penstock.retrying import Failures, Persistence
+from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 
 ADVISORIES = "PENSTOCK-ADVISORIES"
 _KINDS = ("MAX_DELIVERIES", "MSG_TERMINATED")
 _WAIT = 30.0
 _TRY_AGAIN_AFTER = 10.0
-_FOR_EVER = Persistence(backoff=Backoff(initial=0.2, maximum=30.0), worth_it=lambda _: True)
+_FOR_EVER = Persistence(backoff=Backoff(initial=0.2, maximum=30.0), worth_it=always)
 
 _log = logging.getLogger("penstock")
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from penstock.cli.jobs.api import Api
 from penstock.errors import UnavailableError
-from penstock.retrying import Failures, Persistence
+from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 
 _ENDS = {"Failed": "red", "Cancelled": "yellow"}
@@ -33,7 +33,7 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
     A stream that breaks is taken up again. `UnavailableError` once that has led nowhere for
     `patience` seconds, or at once when the API was never reached.
     """
-    persistence = Persistence(backoff=_PAUSES, within=patience, worth_it=lambda _: True)
+    persistence = Persistence(backoff=_PAUSES, within=patience, worth_it=always)
     failures = Failures(persistence)
     with Progress(
         SpinnerColumn(),

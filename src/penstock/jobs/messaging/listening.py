@@ -11,7 +11,7 @@ from typing import Self
 from penstock.errors import ClosedError
 from penstock.lifetime import AsyncClosing
 from penstock.message import Message
-from penstock.retrying import Failures, Persistence
+from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 from penstock.subscribing import Subscription
 
@@ -60,7 +60,7 @@ class Listener(AsyncClosing):
 
     async def _keep_open(self) -> None:
         loop = asyncio.get_running_loop()
-        failures = Failures(Persistence(backoff=_REOPEN, worth_it=lambda _: True))
+        failures = Failures(Persistence(backoff=_REOPEN, worth_it=always))
         pause = min(_LOOK, _REOPEN.initial)
         while True:
             await asyncio.sleep(pause)

@@ -26,7 +26,7 @@ from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.stage import Done
 from penstock.jobs.views.view import JobView, Views
 from penstock.message import Record
-from penstock.retrying import Failures, Persistence
+from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 
 _log = logging.getLogger("penstock.jobs")
@@ -34,7 +34,7 @@ _log = logging.getLogger("penstock.jobs")
 _WATCHER_BUFFER = 1000
 # Seconds between looks at the event topic: what a live page is behind at most, or nearly.
 _POLL = 0.1
-_TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=lambda _: True)
+_TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=always)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, UnavailableError
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.system import relaying
 from penstock.jobs.telemetry import JobObservers, LoggingObserver
-from penstock.retrying import Failures, Persistence
+from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 from penstock.transactional import Database, Outbox
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("penstock.spark")
 _POLL = 0.1
 # Seconds for what is being sent when the driver ends.
 _ENDING = 30.0
-_OPENING = Persistence(backoff=Backoff(initial=0.5, maximum=5.0), worth_it=lambda _: True)
+_OPENING = Persistence(backoff=Backoff(initial=0.5, maximum=5.0), worth_it=always)
 
 
 class DriverRelay:

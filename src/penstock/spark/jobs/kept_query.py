@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.errors import FailedPreconditionError, UnavailableError
-from penstock.retrying import Failures, Persistence
+from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 from penstock.spark.jobs.progress import report, say_running
 
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark")
 
-_RESTARTING = Persistence(
-    backoff=Backoff(initial=0.5, maximum=30.0), attempts=21, worth_it=lambda _: True
-)
+_RESTARTING = Persistence(backoff=Backoff(initial=0.5, maximum=30.0), attempts=21, worth_it=always)
 # What Spark says when its own state is damaged: every batch fails from then on.
 _BROKEN = ("Task not serializable", "SparkContext was shut down", "stopped SparkContext")
 # What it says when a Python process of its own was too slow to start, or died.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
-from penstock.connect import broker_kind, check_shared
+from penstock.connect import broker_kind, check_shared, scheme_of
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
@@ -90,7 +90,7 @@ def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ..
 
 
 def _check_queues(settings: JobSettings, options: PipelineOptions) -> None:
-    scheme = settings.url.partition("://")[0]
+    scheme = scheme_of(settings.url)
     if "://" in options.checkpoints:
         raise InvalidArgumentError(
             f"What is behind {scheme}:// keeps no log and is read through a spool beside the "
