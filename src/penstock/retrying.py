@@ -53,8 +53,8 @@ class Persistence:
 class Failures:
     """Failures in a row of one thing that is tried again and again.
 
-    For loops that go on when a try succeeds: call `pause_after` with each failure and `clear`
-    after a success. Pure: time comes in as an argument.
+    For `keep_doing`, and for loops of another shape: call `pause_after` with each failure and
+    `clear` after a success. Pure: time comes in as an argument.
     """
 
     __slots__ = ("_since", "count", "persistence")
@@ -99,6 +99,35 @@ async def retry(
             if on_failure is not None:
                 on_failure(error, pause)
         await asyncio.sleep(pause)
+
+
+async def keep_doing(
+    step: Callable[[], Awaitable[object]],
+    failures: Failures,
+    *,
+    until: Callable[[], bool] = lambda: False,
+    on_failure: Callable[[Exception, float], None] | None = None,
+    rest: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> None:
+    """`step` over and over, until `until()`: at once after a success, after a pause when it
+    failed. Raises its last error when it is given up.
+
+    A step that returns forgets the failures before it; a long one clears them itself, as soon as
+    it has proven to work. `on_failure` is told each failure that is followed by another try, and
+    the pause before it; `rest` is for pauses that somebody may end early.
+    """
+    loop = asyncio.get_running_loop()
+    while not until():
+        try:
+            await step()
+            failures.clear()
+        except Exception as error:
+            pause = failures.pause_after(error, loop.time())
+            if pause is None:
+                raise
+            if on_failure is not None:
+                on_failure(error, pause)
+            await rest(pause)
 
 
 def retry_blocking(

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.retrying import Failures, Persistence, retry, retry_blocking
+from penstock.retrying import Failures, Persistence, keep_doing, retry, retry_blocking
 from penstock.rules.backoff import Backoff
 
 STEADY = Persistence(backoff=Backoff(initial=1.0, maximum=8.0))
@@ -69,6 +69,57 @@ async def test_a_cancelled_pause_ends_the_loop():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_what_is_kept_doing_goes_on_after_success_and_failure_until_it_is_told():
+    tries, told = iter([None, UnavailableError("1"), UnavailableError("2"), None]), []
+    done = []
+
+    async def step():
+        done.append(asyncio.get_running_loop().time())
+        if (error := next(tries)) is not None:
+            raise error
+
+    await keep_doing(
+        step,
+        Failures(STEADY),
+        until=lambda: len(done) == 4,
+        on_failure=lambda error, pause: told.append((str(error), pause)),
+    )
+    assert [text for text, _ in told] == ["1", "2"]
+    assert done[2] - done[1] == pytest.approx(told[0][1])
+    assert done[3] - done[2] == pytest.approx(told[1][1])
+
+
+async def test_what_is_kept_doing_ends_with_the_error_that_is_given_up():
+    with pytest.raises(InvalidArgumentError):
+        await keep_doing(async_call(failing(1, InvalidArgumentError)), Failures(STEADY))
+
+
+async def test_a_success_forgets_the_failures_of_what_is_kept_doing():
+    twice = Persistence(backoff=STEADY.backoff, attempts=2)
+    outcomes = iter([UnavailableError("a"), None, UnavailableError("b"), None])
+    left = [4]
+
+    async def step():
+        left[0] -= 1
+        if (error := next(outcomes)) is not None:
+            raise error
+
+    await keep_doing(step, Failures(twice), until=lambda: not left[0])
+
+
+async def test_a_pause_that_somebody_ends_early_is_over():
+    paused = []
+
+    async def rest(pause):
+        paused.append(pause)
+
+    began = asyncio.get_running_loop().time()
+    await keep_doing(
+        async_call(failing(3)), Failures(STEADY), until=lambda: len(paused) == 3, rest=rest
+    )
+    assert asyncio.get_running_loop().time() == began
 
 
 def test_the_blocking_loop_decides_the_same():

@@ -65,12 +65,12 @@ class Closing:
         """End within `timeout` seconds from now, if not before."""
         end_by = self._clock.monotonic() + max(0.0, timeout)
         self._end_by = end_by if self._end_by is None else min(end_by, self._end_by)
-        self._deliveries.flow.changed()
+        self._deliveries.changed()
 
     def spare(self, messages: Iterable[Message]) -> None:
         """Their handler waits for the closing: waiting for that handler would last for ever."""
         self._spared.update(messages)
-        self._deliveries.flow.changed()
+        self._deliveries.changed()
 
     def give_back_waiting(self) -> None:
         self._given_back += self._deliveries.give_back_waiting()
@@ -80,7 +80,7 @@ class Closing:
         deliveries.note_expired(self._expired)
         if deliveries.taken_by_nobody:
             self.give_back_waiting()
-        deliveries.flow.changed()
+        deliveries.changed()
         await self._wait_for_handlers()
         self.give_back_waiting()
         unfinished = [message.id for message in deliveries.messages()]
@@ -101,7 +101,7 @@ class Closing:
         handlers_until: float | None = None
         while True:
             now = self._clock.monotonic()
-            leased, running = self._unfinished()
+            leased, running = self._deliveries.unfinished(self._spared)
             if not leased and not running:
                 return
             limits = [self._end_by] if self._end_by is not None else []
@@ -113,11 +113,4 @@ class Closing:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(remaining):
-                    await self._deliveries.flow.change()
-
-    def _unfinished(self) -> tuple[int, int]:
-        """How many leases and how many handlers there are to wait for."""
-        deliveries, handlers = self._deliveries, self._deliveries.handlers
-        leased = len(deliveries) - sum(message in deliveries for message in self._spared)
-        running = len(handlers) - sum(handlers.is_running(message) for message in self._spared)
-        return leased, running
+                    await self._deliveries.change()

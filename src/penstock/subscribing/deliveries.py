@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
+from typing import Any
 
 from penstock.broker import Broker
 from penstock.capabilities import check_delayed_nack
@@ -41,15 +42,16 @@ class Deliveries:
     def __init__(self, source: Source, options: SubscriberOptions) -> None:
         self._source = source
         self._clock = source.clock
-        self.flow = Flow()
-        self._window = self.flow.window
+        self._flow = Flow()
+        self.window = self._flow.window
+        """How much is in hand."""
         self._leases = LeaseBook()
         self._order: KeyOrder | None = None
         self._broker: Broker | None = None
         self._broker_orders = True
         self._alarm = Alarm(source.clock, self._on_alarm)
         self._held: deque[Message] = deque()
-        self.handlers = HandlerPool(self, may_start=self._may_start, on_done=self._handler_done)
+        self._handlers = HandlerPool(self, may_start=self._may_start, on_done=self._handler_done)
         self._outlived: set[Message] = set()
         self._settler = Settler(source, Persistence(backoff=options.backoff), self._answered)
         self._flowing = True
@@ -60,8 +62,8 @@ class Deliveries:
 
     def configure(self, options: SubscriberOptions) -> None:
         """Take over options; what is in hand stays in hand."""
-        self.flow.configure(options)
-        self.handlers.configure(self.flow.max_delivered, options.threads)
+        self._flow.configure(options)
+        self._handlers.configure(self._flow.max_delivered, options.threads)
         extension = options.lease_extension
         if extension is None and options.threads:
             extension = LeaseExtension()
@@ -75,7 +77,7 @@ class Deliveries:
             self._held.extend(self._order.clear())
             self._order = None
         self._drain_soon()
-        self.flow.changed()
+        self._flow.changed()
 
     def learn(self, broker: Broker) -> None:
         """What the broker does by itself, known once it is connected and before it delivers."""
@@ -112,9 +114,41 @@ class Deliveries:
         return self._leases.ack_deadline
 
     @property
+    def max_delivered(self) -> int:
+        """Messages that may be with handlers at once."""
+        return self._flow.max_delivered
+
+    @property
     def room(self) -> tuple[int, int]:
         """Messages and bytes that the next pull may ask for."""
-        return self.flow.share(unsent=len(self._settler), waiting=len(self._held))
+        return self._flow.share(unsent=len(self._settler), waiting=len(self._held))
+
+    def reserved(self, messages: int, size: int) -> AbstractContextManager[None]:
+        """Keep room for a pull that runs."""
+        return self._flow.reserved(messages, size)
+
+    def fetch_ahead(self, most: int | None) -> None:
+        """Fetch no more than this for somebody who takes messages one by one; None: nobody does."""
+        self._flow.ahead = most
+        self.changed()
+
+    def unfinished(self, spared: Collection[Message]) -> tuple[int, int]:
+        """How many leases and how many handlers there are, but for those of `spared` messages."""
+        leased = len(self) - sum(message in self for message in spared)
+        running = sum(self._handlers.is_running(message) for message in spared)
+        return leased, len(self._handlers) - running
+
+    def handled_by(self, task: asyncio.Task[Any] | None) -> list[Message]:
+        """What a handler has that runs on this task."""
+        return self._handlers.messages_on(task)
+
+    async def change(self) -> None:
+        """Wait until something has come, been let go of or been sent."""
+        await self._flow.change()
+
+    def changed(self) -> None:
+        """Whoever waits for a change should look again."""
+        self._flow.changed()
 
     # Deliveries arrive and are handed over.
 
@@ -127,23 +161,23 @@ class Deliveries:
             return
         now = self._clock.monotonic()
         received = self._clock.time_ns() / NS
-        messages = Message.of(deliveries, self.handlers.owner, received)
+        messages = Message.of(deliveries, self._handlers.owner, received)
         size = sum([_size(delivery.record) for delivery in deliveries])
-        self._window.take(len(messages), size)
+        self.window.take(len(messages), size)
         self._send_all(self._leases.begin(messages, deliveries[0].ack_deadline, now))
         if self._order is not None:
             messages, behind = self._order.enter(messages)
             self._leases.park(behind, now)
         self._alarm.set(self._leases.next())
         self._held.extend(messages)
-        self.flow.changed()
+        self._flow.changed()
         self._drain()
         if self._held:
             self._park(islice(reversed(self._held), len(messages)))
 
     def deliver_to(self, listeners: Sequence[Handler]) -> None:
         """Call these from now on; without any messages wait, or are taken."""
-        self.handlers.listen(listeners)
+        self._handlers.listen(listeners)
         self._drain_soon()
 
     def pause(self) -> None:
@@ -153,13 +187,13 @@ class Deliveries:
     def resume(self) -> None:
         self._flowing = True
         self._drain_soon()
-        self.flow.changed()
+        self._flow.changed()
 
     def take(self) -> Message | None:
         """The next message for whoever asks for it, if it may be handed over now."""
         if not self._held or not self._flowing or self._full():
             return None
-        self.flow.changed()
+        self._flow.changed()
         message = self._held.popleft()
         self._start(message)
         return message
@@ -167,7 +201,7 @@ class Deliveries:
     @property
     def taken_by_nobody(self) -> bool:
         """What waits will not be handed over as things are."""
-        return not self._flowing or not (self.handlers.listening or self.flow.ahead is not None)
+        return not self._flowing or not (self._handlers.listening or self._flow.ahead is not None)
 
     def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """Release what was never taken in hand."""
@@ -175,7 +209,7 @@ class Deliveries:
 
     def give_back_waiting(self) -> list[str]:
         """Release everything whose handler has not started; returns the ids."""
-        waiting = [*self._held, *self.handlers.take_waiting()]
+        waiting = [*self._held, *self._handlers.take_waiting()]
         self._held.clear()
         if self._order is not None:
             waiting += self._order.take_waiting()
@@ -188,8 +222,8 @@ class Deliveries:
         """Deliver what waits and may go now."""
         # What handlers called here set free is delivered by this very loop.
         self._drain_due = True
-        window, most, held = self._window, self.flow.max_delivered, self._held
-        parked, handlers = self._leases.parked, self.handlers
+        window, most, held = self.window, self._flow.max_delivered, self._held
+        parked, handlers = self._leases.parked, self._handlers
         try:
             while held and self._flowing and handlers.listening:
                 # What is held counts in the window: this cannot be full while that is not.
@@ -228,7 +262,7 @@ class Deliveries:
     def _full(self) -> bool:
         """As many messages as the flow control allows are beyond waiting."""
         behind = self._order.waiting if self._order is not None else 0
-        return self.flow.full(len(self._held) + behind)
+        return self._flow.full(len(self._held) + behind)
 
     def _refuse(self, excess: Sequence[Delivery], asked: int) -> None:
         self.give_back(excess)
@@ -246,8 +280,8 @@ class Deliveries:
         if self._outlived and message in self._outlived:
             self._outlived.discard(message)
             self._leave_order(message, failed=True)
-        if self.flow.watched:
-            self.flow.changed()
+        if self._flow.watched:
+            self._flow.changed()
 
     def _handler_failed(self, message: Message, failure: BaseException) -> None:
         if self._ending and isinstance(failure, asyncio.CancelledError):
@@ -307,7 +341,7 @@ class Deliveries:
     def _answered(
         self, settlements: Sequence[Settlement], responses: Sequence[AckResponse]
     ) -> None:
-        self.flow.changed()
+        self._flow.changed()
         if responses.count(AckResponse.SUCCESS) == len(responses):
             return
         for settlement, response in zip(settlements, responses, strict=True):
@@ -328,13 +362,13 @@ class Deliveries:
             message._settled = True
 
     def _let_go(self, message: Message, failed: bool) -> None:
-        self._window.release(1, _size(message._delivery.record))
+        self.window.release(1, _size(message._delivery.record))
         if self._order is not None:
             self._leave_order(message, failed=failed)
         if self._held:
             self._drain_soon()
-        if self.flow.watched:
-            self.flow.changed()
+        if self._flow.watched:
+            self._flow.changed()
 
     # One of an ordering key at a time.
 
@@ -390,13 +424,13 @@ class Deliveries:
         for message in messages:
             if self._expired is not None:
                 self._expired.append(message.id)
-            self._window.release(1, _size(message._delivery.record))
-            if self.handlers.is_running(message):
+            self.window.release(1, _size(message._delivery.record))
+            if self._handlers.is_running(message):
                 self._outlived.add(message)
             else:
                 self._leave_order(message, failed=True)
         self._drain_soon()
-        self.flow.changed()
+        self._flow.changed()
 
     # The end.
 
@@ -415,7 +449,7 @@ class Deliveries:
         every message that is left. Waits up to `grace` seconds for handlers that refuse to end.
         Returns the ids of the messages whose handlers were cancelled."""
         self._ending = True
-        cancelled = await self.handlers.cancel(spared, grace)
+        cancelled = await self._handlers.cancel(spared, grace)
         # Not `message.nack()`: whoever still has the message must be told when settling it.
         self._send_all([Settlement(m.ack_id, Verb.NACK, 0.0) for m in self._leases])
         return [message.id for message in cancelled]
@@ -429,7 +463,7 @@ class Deliveries:
         self._held.clear()
         self._outlived.clear()
         self._settler.give_up(AckResponse.OTHER)
-        self.handlers.close()
+        self._handlers.close()
 
 
 def _size(record: Record) -> int:

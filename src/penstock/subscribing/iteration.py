@@ -29,7 +29,7 @@ class Iteration:
         if self._left:
             return
         stream, deliveries = self._stream, self._deliveries
-        deliveries.flow.ahead = self._ahead
+        deliveries.fetch_ahead(self._ahead)
         stream.resume()
         try:
             while not self._left:
@@ -39,7 +39,7 @@ class Iteration:
                 self._adapt(self._clock.monotonic() - fetched)
                 if stream.ended or self._left:
                     break
-                await deliveries.flow.change()
+                await deliveries.change()
         finally:
             self.leave()
         if stream.failure is not None:
@@ -53,16 +53,14 @@ class Iteration:
         if self._stream.active:
             self._stream.pause()
             self._deliveries.give_back_waiting()
-        self._deliveries.flow.ahead = None
-        self._deliveries.flow.changed()
+        self._deliveries.fetch_ahead(None)
 
     def _adapt(self, took: float) -> None:
         """What was fetched has been used up after `took` seconds."""
         deadline = self._deliveries.ack_deadline
         if took < deadline / 20:
-            self._ahead = min(2 * self._ahead, self._deliveries.flow.max_delivered)
+            self._ahead = min(2 * self._ahead, self._deliveries.max_delivered)
         elif took > deadline / 5:
             self._ahead = max(1, self._ahead // 2)
         if not self._left:
-            self._deliveries.flow.ahead = self._ahead
-            self._deliveries.flow.changed()
+            self._deliveries.fetch_ahead(self._ahead)

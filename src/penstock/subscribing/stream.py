@@ -90,7 +90,7 @@ class MessageStream:
         return message in self.deliveries
 
     def statistics(self) -> StreamStatistics:
-        window = self.deliveries.flow.window
+        window = self.deliveries.window
         return StreamStatistics(
             messages=window.messages,
             bytes=window.bytes,
@@ -164,7 +164,7 @@ class MessageStream:
         """What `stop` does before it waits."""
         if timeout is not None:
             self._closing.hurry(timeout)
-        own = self.deliveries.handlers.messages_on(asyncio.current_task())
+        own = self.deliveries.handled_by(asyncio.current_task())
         if own:
             self._closing.spare(own)
         ending = self._begin_to_end()
@@ -237,9 +237,9 @@ class MessageStream:
             await deliveries.sent()
         messages, size = deliveries.room
         if not messages:
-            await deliveries.flow.change()
+            await deliveries.change()
             return
-        with deliveries.flow.reserved(messages, size):
+        with deliveries.reserved(messages, size):
             pulled = await broker.pull(
                 self.source.name, max_messages=messages, max_bytes=size, wait=_PULL_WAIT
             )

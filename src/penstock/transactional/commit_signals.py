@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, event, text
 
 from penstock.errors import PenstockError
-from penstock.retrying import Failures, Persistence, always
+from penstock.retrying import Failures, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
 from penstock.transactional.database import Database
 
@@ -73,16 +73,16 @@ class CommitSignals:
 
     async def _listen(self) -> None:
         failures = Failures(_AGAIN)
-        while True:
-            try:
-                async for _ in self._database.listen(CHANNEL):
-                    failures.clear()
-                    self.heard.set()
-                    self._wake()
-                error: Exception = PenstockError("the connection ended")
-            except Exception as raised:
-                error = raised
-            pause = failures.pause_after(error, self._loop.time()) or 0.0
+
+        async def listen() -> None:
+            async for _ in self._database.listen(CHANNEL):
+                failures.clear()
+                self.heard.set()
+                self._wake()
+            raise PenstockError("the connection ended")
+
+        def tell(error: Exception, _: float) -> None:
             if failures.count == 1:
                 _log.warning("Commits are found by polling, as listening failed: %s", error)
-            await asyncio.sleep(pause)
+
+        await keep_doing(listen, failures, on_failure=tell)

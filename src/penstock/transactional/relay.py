@@ -34,7 +34,7 @@ from penstock.errors import (
 )
 from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault, Receipt
-from penstock.retrying import Failures, Persistence, always
+from penstock.retrying import Failures, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
 from penstock.transactional.database import Database
 from penstock.transactional.outbox import Outbox
@@ -187,24 +187,32 @@ class Relay(AsyncClosing):
         return len(claim.rows)
 
     async def _run(self) -> None:
-        failures = Failures(self._persistence)
-        while not self._stopping:
+        async def look() -> None:
             self._wanted.clear()
-            try:
-                wait = 0.0 if await self.step() else await self._until_next()
-                failures.clear()
-            except Exception as error:
-                wait = failures.pause_after(error, asyncio.get_running_loop().time()) or 0.0
-                expected = isinstance(error, PenstockError) and error.retryable
-                _log.warning(
-                    "Relay %s failed and tries again in %.1f s: %s",
-                    *(self.name, wait, error),
-                    exc_info=not expected,
-                )
-            if wait and not self._stopping:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await self._wanted.wait()
+            wait = 0.0 if await self.step() else await self._until_next()
+            await self._rest(wait)
+
+        await keep_doing(
+            *(look, Failures(self._persistence)),
+            until=lambda: self._stopping,
+            on_failure=self._tell_trouble,
+            rest=self._rest,
+        )
+
+    async def _rest(self, wait: float) -> None:
+        """At most so long: until something is wanted of it."""
+        if wait and not self._stopping:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._wanted.wait()
+
+    def _tell_trouble(self, error: Exception, pause: float) -> None:
+        expected = isinstance(error, PenstockError) and error.retryable
+        _log.warning(
+            "Relay %s failed and tries again in %.1f s: %s",
+            *(self.name, pause, error),
+            exc_info=None if expected else error,
+        )
 
     async def _until_next(self) -> float:
         """Seconds until it is worth looking again, unless woken."""

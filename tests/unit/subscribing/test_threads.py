@@ -86,7 +86,7 @@ async def test_the_first_settlement_wins_between_threads_and_the_loop():
         await eventually(lambda: handed)
         handed[0].ack()
         go.set()
-        await eventually(lambda: sub.stream.deliveries.handlers._running == {})
+        await eventually(lambda: sub.stream.deliveries.unfinished(()) == (0, 0))
         await asyncio.sleep(0.05)
         assert (await sub.describe()).backlog == 0
         assert len(handed) == 1

@@ -24,7 +24,7 @@ from penstock.clock import NS
 from penstock.config import DAY, SubscriptionConfig
 from penstock.errors import AlreadyExistsError, PenstockError
 from penstock.message import Record
-from penstock.retrying import Failures, Persistence, always
+from penstock.retrying import Failures, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
 
 ADVISORIES = "PENSTOCK-ADVISORIES"
@@ -124,18 +124,17 @@ class DeadLetterMover:
 
     async def _run(self, consumer: Consumer) -> None:
         advisories = Consumer(ADVISORIES, _name(consumer), consumer.config)
-        failures = Failures(_FOR_EVER)
-        while True:
-            try:
-                for _, reply, _, payload in await self._pulling.pull(advisories, 100, 2**20, _WAIT):
-                    answer = await self._answer(consumer, payload)
-                    await self._pulling.write_acks([(reply, answer)])
-                failures.clear()
-            except Exception as error:
-                level = logging.DEBUG if isinstance(error, PenstockError) else logging.ERROR
-                _log.log(level, "Looking for dead letters of %r: %s", consumer.config.name, error)
-                now = asyncio.get_running_loop().time()
-                await asyncio.sleep(failures.pause_after(error, now) or 0)
+
+        async def move() -> None:
+            for _, reply, _, payload in await self._pulling.pull(advisories, 100, 2**20, _WAIT):
+                answer = await self._answer(consumer, payload)
+                await self._pulling.write_acks([(reply, answer)])
+
+        def tell(error: Exception, _: float) -> None:
+            level = logging.DEBUG if isinstance(error, PenstockError) else logging.ERROR
+            _log.log(level, "Looking for dead letters of %r: %s", consumer.config.name, error)
+
+        await keep_doing(move, Failures(_FOR_EVER), on_failure=tell)
 
     async def _answer(self, consumer: Consumer, payload: bytes) -> bytes:
         try:

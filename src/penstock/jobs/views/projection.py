@@ -26,7 +26,7 @@ from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.stage import Done
 from penstock.jobs.views.view import JobView, Views
 from penstock.message import Record
-from penstock.retrying import Failures, Persistence, always
+from penstock.retrying import Failures, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
 
 _log = logging.getLogger("penstock.jobs")
@@ -34,6 +34,7 @@ _log = logging.getLogger("penstock.jobs")
 _WATCHER_BUFFER = 1000
 # Seconds between looks at the event topic: what a live page is behind at most, or nearly.
 _POLL = 0.1
+# Whatever the trouble is: a read model that stands still in silence is worse.
 _TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=always)
 
 
@@ -108,21 +109,18 @@ class Projection:
         return Watcher(self._watchers, user_id, job_id)
 
     async def _follow(self, log: Log) -> None:
-        failures = Failures(_TROUBLE)
-        while True:
-            pause = _POLL
-            try:
-                await self._catch_up(log)
-                failures.clear()
-            except Exception as error:
-                # Whatever it is: a read model that stands still in silence is worse.
-                pause = failures.pause_after(error, asyncio.get_running_loop().time()) or _POLL
-                _log.warning(
-                    "The read model cannot follow topic %r; trying again in %.1f s: %s",
-                    *(self._topic, pause, error),
-                    exc_info=None if isinstance(error, PenstockError) else error,
-                )
-            await asyncio.sleep(pause)
+        async def catch_up() -> None:
+            await self._catch_up(log)
+            await asyncio.sleep(_POLL)
+
+        await keep_doing(catch_up, Failures(_TROUBLE), on_failure=self._tell_trouble)
+
+    def _tell_trouble(self, error: Exception, pause: float) -> None:
+        _log.warning(
+            "The read model cannot follow topic %r; trying again in %.1f s: %s",
+            *(self._topic, pause, error),
+            exc_info=None if isinstance(error, PenstockError) else error,
+        )
 
     async def _catch_up(self, log: Log) -> int:
         """Take in what the topic holds and we have not seen; returns how many messages."""

@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, UnavailableError
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.system import relaying
 from penstock.jobs.telemetry import JobObservers, LoggingObserver
-from penstock.retrying import Failures, Persistence, always
+from penstock.retrying import Failures, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
 from penstock.transactional import Database, Outbox
 
@@ -23,6 +23,7 @@ _log = logging.getLogger("penstock.spark")
 _POLL = 0.1
 # Seconds for what is being sent when the driver ends.
 _ENDING = 30.0
+# Whatever the trouble is: while tasks commit, somebody has to send.
 _OPENING = Persistence(backoff=Backoff(initial=0.5, maximum=5.0), worth_it=always)
 
 
@@ -68,18 +69,15 @@ class DriverRelay:
 
     def _main(self) -> None:
         failures = Failures(_OPENING)
-        while not self._stop.is_set():
-            try:
-                asyncio.run(self._relay(on_open=failures.clear))
-            except Exception as error:
-                # Whatever it is: while tasks commit, somebody has to send.
-                pause = failures.pause_after(error, time.monotonic()) or 0.0
-                _log.warning(
-                    "Nothing can be sent for now; trying again in %.1f s: %s",
-                    *(pause, error),
-                    exc_info=None if isinstance(error, PenstockError | OSError) else error,
-                )
-                self._stop.wait(pause)
+        asyncio.run(
+            keep_doing(
+                lambda: self._relay(on_open=failures.clear),
+                failures,
+                until=self._stop.is_set,
+                on_failure=_tell_trouble,
+                rest=lambda pause: asyncio.to_thread(self._stop.wait, pause),
+            )
+        )
 
     async def _relay(self, on_open: Callable[[], None]) -> None:
         observer = JobObservers(LoggingObserver())
@@ -90,3 +88,11 @@ class DriverRelay:
         ):
             on_open()
             await asyncio.to_thread(self._stop.wait)
+
+
+def _tell_trouble(error: Exception, pause: float) -> None:
+    _log.warning(
+        "Nothing can be sent for now; trying again in %.1f s: %s",
+        *(pause, error),
+        exc_info=None if isinstance(error, PenstockError | OSError) else error,
+    )

@@ -10,9 +10,8 @@ import time
 from penstock.broker import Broker
 from penstock.clock import NS
 from penstock.connect import connect
-from penstock.errors import PenstockError
 from penstock.message import Delivery, Settlement, Verb
-from penstock.retrying import Failures, Persistence
+from penstock.retrying import Failures, Persistence, keep_doing
 from penstock.rules.backoff import Backoff
 from penstock.spark.options import SourceOptions
 from penstock.spark.queue.spool import Spool
@@ -61,29 +60,26 @@ class Spooler:
     async def _spool_all(self) -> None:
         within = self._options.server_timeout
         failures = Failures(Persistence(backoff=_BACKOFF, within=within))
-        loop = asyncio.get_running_loop()
-        while not self._finished:
-            try:
-                broker = await connect(self._options.url)
-                try:
-                    status = await broker.admin.describe_subscription(self._options.subscription)
-                    failures.clear()
-                    await self._pump(broker, status.config.topic)
-                finally:
-                    await broker.aclose()
-            except PenstockError as error:
-                pause = failures.pause_after(error, loop.time())
-                if pause is None:
-                    raise
-                _log.warning("Spooling from %s: %s", self._options.subscription, error)
-                await asyncio.sleep(pause)
 
-    @property
+        async def spool() -> None:
+            broker = await connect(self._options.url)
+            try:
+                status = await broker.admin.describe_subscription(self._options.subscription)
+                failures.clear()
+                await self._pump(broker, status.config.topic)
+            finally:
+                await broker.aclose()
+
+        def tell(error: Exception, _: float) -> None:
+            _log.warning("Spooling from %s: %s", self._options.subscription, error)
+
+        await keep_doing(spool, failures, until=self._finished, on_failure=tell)
+
     def _finished(self) -> bool:
         return self._stopping.is_set() or self._drained.is_set()
 
     async def _pump(self, broker: Broker, topic: str) -> None:
-        while not self._finished:
+        while not self._finished():
             if self._spool.size >= self._options.spool_bytes and self._until_ns is None:
                 await asyncio.sleep(_FULL)
                 continue
