@@ -111,7 +111,7 @@ async def test_the_window_is_exact_after_every_kind_of_ending():
         assert sub.stream is not None
         statistics = sub.stream.statistics()
         assert (statistics.messages, statistics.bytes, statistics.waiting) == (0, 0, 0)
-        window = sub.stream.deliveries.flow.window
+        window = sub.stream.deliveries.window
         sub.pause()
         await settled()
         assert (window.reserved, window.reserved_bytes) == (0, 0)
