@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -125,10 +125,11 @@ class Processing:
         }
         try:
             with span(f"process {self.stage.name}", job.traceparent, attributes):
+                began = time.monotonic()
                 outcome = await self._work(job, attempt)
                 if outcome is None:
                     return "stale"
-                await self._keep(message, job, attempt, outcome)
+                await self._keep(message, job, attempt, outcome, time.monotonic() - began)
         except asyncio.CancelledError:
             # Whoever stops a worker does not make the job fail.
             with suppress(PenstockError):
@@ -170,14 +171,17 @@ class Processing:
             _log.warning("Cannot look whether job %s was cancelled: %s", job.job_id, error)
             return True
 
-    async def _keep(self, message: Incoming, job: Job, attempt: int, outcome: Outcome) -> None:
+    async def _keep(
+        self, message: Incoming, job: Job, attempt: int, outcome: Outcome, took: float
+    ) -> None:
         """Commit the outcome and all that follows from it. Somebody else may have been faster:
         then theirs stands and ours changes nothing."""
         store = self._store
+        work: dict[str, Any] = {"job": job, "took": round(took, 6), "retries": attempt - 1}
         match outcome:
             case Done():
-                to, by = self.stage.emits, self.stage.name
-                await self._patiently(job, lambda: store.advance(job, to, outcome, by))
+                step = Step(to=self.stage.emits, done=outcome, by=self.stage.name, **work)
+                await self._patiently(job, lambda: store.step(step))
             case Retry(_, after):
                 usual = self._settings.retry_policy.delay(attempt)
                 seconds = usual if after is None else min(LONGEST_DELAY, max(0.0, after))
@@ -186,9 +190,9 @@ class Processing:
                 # A job that failed is dealt with; one that was given up is kept as well.
                 topic = self._settings.dead_letters(message.topic)
                 letter = (topic, self._letter(message, reason, attempt)) if gave_up else None
-                failed = await self._patiently(
-                    job, lambda: store.fail(job, reason, attempt, dead_letter=letter)
-                )
+                ended: dict[str, Any] = {"reason": reason, "attempts": attempt}
+                step = Step(to=JobStage.FAILED, dead_letter=letter, **ended, **work)
+                failed = await self._patiently(job, lambda: store.step(step))
                 if failed is not None and letter is not None:
                     self._observer.dead_lettered(
                         subject_of(message.attributes, attempt), topic, reason

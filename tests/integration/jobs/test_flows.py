@@ -29,6 +29,7 @@ from penstock.jobs import (
     decode_job,
     encode_job,
 )
+from penstock.jobs.store.records import Step
 from penstock.transactional.table import table as outbox_table
 from tests.support.job_scenes import INFO, TEXT, impatient, jobs_on, looks, until
 
@@ -125,6 +126,24 @@ async def test_req_1_13_a_job_that_fails_at_first_is_tried_again(place):
         record = await scene.submit()
         assert (await scene.ended(record.job.job_id)).stage is COMPLETE
         assert len(tries) == 3
+
+
+async def test_an_event_says_how_long_its_work_took_and_how_often_it_was_tried_before(quick):
+    tries = []
+
+    async def shaky(_):
+        tries.append(True)
+        await asyncio.sleep(0.05)
+        return Done(info=INFO) if len(tries) == 3 else Retry("busy", after=0.0)
+
+    async with jobs_on(quick, stages=impatient()) as scene, scene.working(metadata=shaky):
+        record = await scene.submit()
+        await scene.ended(record.job.job_id)
+        events = [decode_event(r.data, r.attributes) for r in await scene.stored("job-events")]
+    queued, ready, complete = events
+    assert (queued.took, queued.retries) == (None, 0)
+    assert (ready.took >= 0.04, ready.retries) == (True, 2)
+    assert (complete.took >= 0, complete.retries) == (True, 0)
 
 
 @pytest.mark.parametrize("invalid", ["dead-letter", "retry"])
@@ -300,7 +319,7 @@ async def test_a_job_whose_result_was_kept_but_not_said_is_said_when_its_message
         record = await scene.submit()
         store = scene.system.store
         done = Done(info=INFO)
-        await store.advance(record.job, JobStage.METADATA_READY, done)
+        await store.step(Step(job=record.job, to=JobStage.METADATA_READY, done=done))
         async with scene.working():
             assert (await scene.ended(record.job.job_id)).stage is COMPLETE
         assert scene.calls[f"metadata {record.job.job_id}"] == 0
@@ -356,15 +375,15 @@ async def test_trouble_with_the_database_fails_no_job(quick, monkeypatch):
 
 async def test_a_result_is_kept_through_trouble_with_the_database(quick, monkeypatch):
     async with jobs_on(quick) as scene:
-        advance, troubles = scene.system.store.advance, []
+        step, troubles = scene.system.store.step, []
 
-        async def advances(*arguments):
+        async def steps(*arguments):
             if len(troubles) < 3:
                 troubles.append(True)
                 raise UnavailableError("gone")
-            return await advance(*arguments)
+            return await step(*arguments)
 
-        monkeypatch.setattr(scene.system.store, "advance", advances)
+        monkeypatch.setattr(scene.system.store, "step", steps)
         async with scene.working():
             record = await scene.submit()
             assert (await scene.ended(record.job.job_id)).stage is COMPLETE
@@ -436,7 +455,9 @@ async def test_an_event_that_was_not_said_is_said_when_its_message_returns(quick
     async with jobs_on(quick) as scene:
         record = await scene.submit()
         store, publisher = scene.system.store, scene.system.client.publisher
-        ready = await store.advance(record.job, JobStage.METADATA_READY, Done(info=INFO))
+        ready = await store.step(
+            Step(job=record.job, to=JobStage.METADATA_READY, done=Done(info=INFO))
+        )
         await publisher.publish_job(ready.job)
         async with scene.working(metadata=None):
             await scene.ended(record.job.job_id)

@@ -60,7 +60,11 @@ async def take(store, job, to):
 
 
 async def advance(store, job, to, done=Done(info=INFO)):  # noqa: B008
-    return await store.advance(job, to, done)
+    return await store.step(Step(job=job, to=to, done=done))
+
+
+def failing(job, reason, attempts):
+    return Step(job=job, to=JobStage.FAILED, reason=reason, attempts=attempts)
 
 
 async def test_a_job_is_kept_as_it_is(database_url):
@@ -122,7 +126,7 @@ async def test_a_step_of_a_run_that_is_over_changes_nothing(database_url):
     async with store_on(database_url) as store:
         job = new_job()
         await create(store, job)
-        failed = await store.fail(job, "malformed", 2)
+        failed = await store.step(failing(job, "malformed", 2))
         assert (failed.reason, failed.attempts) == ("malformed", 2)
         again = await take(store, failed.job, JobStage.QUEUED)
         assert (again.job.run, again.job.stage, again.reason) == (2, JobStage.QUEUED, None)
@@ -157,7 +161,7 @@ async def test_steps_of_many_jobs_are_taken_together_each_for_itself(database_ur
         for job in made[:20]:
             await create(store, job)
         answers = await asyncio.gather(
-            *(store.fail(job, f"reason-{n}", n) for n, job in enumerate(made))
+            *(store.step(failing(job, f"reason-{n}", n)) for n, job in enumerate(made))
         )
         assert [answer is not None for answer in answers] == [True] * 20 + [False] * 10
         for number, job in enumerate(made[:20]):

@@ -7,14 +7,24 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from penstock.jobs.model.fields import Count, JobId, Moment, OpaqueId, Run, TraceParent, Word
+from penstock.jobs.model.fields import (
+    Count,
+    JobId,
+    Moment,
+    OpaqueId,
+    Run,
+    Seconds,
+    TraceParent,
+    Word,
+)
 from penstock.jobs.model.names import JobStage, MediaType
 
 
 class StageEvent(
     Struct, frozen=True, kw_only=True, rename="camel", tag_field="event", omit_defaults=True
 ):
-    """A job has reached a stage. `at` is when the store recorded it.
+    """A job has reached a stage. `at` is when the store recorded it; `took`: the seconds of work
+    that led here, in the attempt that did; `retries`: the attempts before that one.
 
     Subclass it to say more: fields of its own are facts of the job, which the read model keeps
     and the page shows. It is about the stage of its own name unless it says `stage = …`.
@@ -29,6 +39,8 @@ class StageEvent(
     run: Run
     at: Moment
     previous: JobStage | None = None
+    took: Seconds | None = None
+    retries: Count = 0
     correlation_id: OpaqueId | None = None
     traceparent: TraceParent | None = None
 

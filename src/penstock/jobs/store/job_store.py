@@ -21,7 +21,7 @@ from penstock.batching import GroupCommit
 from penstock.errors import AlreadyExistsError, NotFoundError
 from penstock.jobs.model.job import Job
 from penstock.jobs.model.names import JobStage
-from penstock.jobs.pipeline.stage import Done, Text
+from penstock.jobs.pipeline.stage import Text
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.records import (
     BEGIN,
@@ -42,7 +42,6 @@ from penstock.jobs.store.records import (
     texts,
 )
 from penstock.jobs.store.said import Said, again, of_stage, say
-from penstock.message import Draft
 from penstock.transactional import Database, Outbox, insert_into
 from penstock.transactional.schema import prepare
 
@@ -159,29 +158,6 @@ class ProcessingJobStore:
         """Take a step and say so; None when the job is no longer where the step begins."""
         return await self._steps.do(step)
 
-    async def advance(self, job: Job, to: JobStage, done: Done, by: str = "") -> JobRecord | None:
-        """The job goes on to `to`; None when it is no longer where it was. `by`: the stage that
-        did the work, under whose name its result is kept."""
-        return await self.step(Step(job=job, to=to, done=done, by=by))
-
-    async def fail(
-        self,
-        job: Job,
-        reason: str,
-        attempts: int,
-        *,
-        dead_letter: tuple[str, Draft] | None = None,
-    ) -> JobRecord | None:
-        return await self.step(
-            Step(
-                job=job,
-                to=JobStage.FAILED,
-                reason=reason,
-                attempts=attempts,
-                dead_letter=dead_letter,
-            )
-        )
-
     async def _take_all(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
         async with self.database.transaction() as connection:
             answers = await self.take(connection, steps)
@@ -216,7 +192,7 @@ class ProcessingJobStore:
 
     def _said(self, taken: Sequence[tuple[Step, JobRecord]]) -> Iterator[Said]:
         for step, record in taken:
-            yield from of_stage(self._settings, record, step.done.facts)
+            yield from of_stage(self._settings, record, step)
             if step.dead_letter is not None:
                 yield Said(*step.dead_letter)
 

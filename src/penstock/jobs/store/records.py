@@ -127,12 +127,15 @@ def standing(pipeline: Pipeline, job: Job, record: JobRecord | None) -> Standing
 
 class Step(Struct, frozen=True, kw_only=True):
     """A step to be taken: the job goes from the stage it is at to `to`. `by`: the stage that did
-    the work, under whose name its result is kept."""
+    the work, under whose name its result is kept. `took`: the seconds of that work; `retries`: the
+    attempts at it before."""
 
     job: Job
     to: JobStage
     done: Done = Done()
     by: str = ""
+    took: float | None = None
+    retries: int = 0
     reason: str | None = None
     attempts: int = 0
     dead_letter: tuple[str, Draft] | None = None

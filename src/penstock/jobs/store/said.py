@@ -17,7 +17,7 @@ from penstock.jobs.model.job import info_of
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.settings import JobSettings
-from penstock.jobs.store.records import JobRecord
+from penstock.jobs.store.records import JobRecord, Step
 from penstock.message import Draft
 from penstock.transactional import Outbox
 
@@ -30,14 +30,15 @@ class Said(Struct, frozen=True):
     after: float = 0.0
 
 
-def event_of(
-    pipeline: Pipeline, record: JobRecord, facts: Mapping[str, Any] | None = None
-) -> StageEvent:
-    """What there is to tell of a job's present stage. `facts`: what a handler said besides what is
-    known of the job's info and text."""
+def event_of(pipeline: Pipeline, record: JobRecord, step: Step | None = None) -> StageEvent:
+    """What there is to tell of a job's present stage; `step` is the one that led there."""
     kind = pipeline.event_types[record.job.stage]
-    own = _fitting(kind, _known_of(record)) | dict(facts or {})
-    return kind(**_common(record), **own)
+    own = _fitting(kind, _known_of(record))
+    if step is None:
+        return kind(**_common(record), **own)
+    # What a handler said comes before what is known of the job's info and text.
+    own |= step.done.facts
+    return kind(**_common(record), **own, took=step.took, retries=step.retries)
 
 
 def known_event_of(pipeline: Pipeline, record: JobRecord) -> StageEvent:
@@ -102,13 +103,11 @@ def _known_of(record: JobRecord) -> dict[str, Any]:
     return known
 
 
-def of_stage(
-    settings: JobSettings, record: JobRecord, facts: Mapping[str, Any] | None = None
-) -> list[Said]:
-    """What a job says when it has reached its stage: an event, and work for the next stage if
-    there is one."""
+def of_stage(settings: JobSettings, record: JobRecord, step: Step | None = None) -> list[Said]:
+    """What a job says when it has reached its stage, by `step` unless it begins there: an event,
+    and work for the next stage if there is one."""
     pipeline = settings.pipeline
-    event = event_of(pipeline, record, facts)
+    event = event_of(pipeline, record, step)
     said = [Said(settings.topics.events, pipeline.codec.encode_event(event))]
     if not pipeline.is_end(record.job.stage):
         topic = settings.topics.of(record.job.media_type)

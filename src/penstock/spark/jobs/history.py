@@ -115,6 +115,8 @@ class History:
             ),
             "run": column(pa.int32(), (e.run for e in said)),
             "at": column(_MOMENT, (e.at for e in said)),
+            "took": column(pa.float64(), (e.took for e in said)),
+            "retries": column(pa.int32(), (e.retries for e in said)),
         }
         for name, kind in self._facts.items():
             columns[name] = column(kind, _facts(said, name, kind))
