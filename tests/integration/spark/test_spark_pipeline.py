@@ -1,8 +1,10 @@
 """The stages of the jobs on Spark: the same result as by the asyncio worker, whatever dies."""
 
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pytest
 
@@ -10,7 +12,7 @@ from penstock import Draft
 from penstock.errors import InvalidArgumentError
 from penstock.jobs import MEDIA, JobStage, load_settings
 from penstock.spark.jobs.history import read_history
-from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline
+from penstock.spark.jobs.pipeline import Part, PipelineOptions, SparkPipeline
 from tests.support.spark_handlers import CALLS
 from tests.support.spark_jobs import (
     PIPELINE,
@@ -127,6 +129,35 @@ def test_a_backfill_works_through_what_is_there_and_ends(spark, settings, tmp_pa
     # Again there is nothing left to do.
     SparkPipeline(spark, settings, options(tmp_path)).backfill()
     assert [len(CALLS.of(tmp_path, job_id)) for job_id in jobs] == [2] * 5
+
+
+def test_a_backfill_of_some_jobs_leaves_the_others_the_checkpoints_and_the_history(
+    spark, settings, tmp_path
+):
+    CALLS.prepare(tmp_path)
+    early = submit(settings, "good.wav", "good.wav")
+    time.sleep(0.05)
+    since = datetime.now(UTC)
+    late = submit(settings, "good.wav")
+    made = SparkPipeline(spark, settings, options(tmp_path))
+    made.backfill(Part(jobs=[early[1]]))
+    made.backfill(Part(since=since))
+    done = {r.job.job_id for r in records(settings, early + late) if MEDIA.is_end(r.job.stage)}
+    assert done == {early[1], *late}
+    assert not (tmp_path / "history").exists()
+    made.backfill()
+    assert all(MEDIA.is_end(r.job.stage) for r in records(settings, early))
+    assert read_history(spark, str(tmp_path / "history")).count() == 9
+    assert [len(CALLS.of(tmp_path, job_id)) for job_id in early + late] == [2] * 3
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [({"jobs": ["1 OR true"]}, "no job id"), ({"since": datetime(2026, 1, 1)}, "time zone")],  # noqa: DTZ001
+)
+def test_a_part_that_cannot_be_is_refused(part, told):
+    with pytest.raises(InvalidArgumentError, match=told):
+        Part(**part)
 
 
 def test_a_checkpoint_lost_repeats_no_work_and_says_nothing_twice(spark, settings, tmp_path):

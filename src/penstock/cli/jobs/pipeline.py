@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
+from penstock.cli.brokers.broker import moment
 from penstock.cli.jobs.metrics import serving_metrics
-from penstock.cli.jobs.options import MetricsPort, SettingsOptions, with_settings
+from penstock.cli.jobs.options import MetricsPort, SettingsOptions, pipeline_here, with_settings
 from penstock.cli.jobs.process import log_to_terminal
 from penstock.errors import InvalidArgumentError
+from penstock.jobs.pipeline.media import MEDIA, MEDIA_REFERENCE
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
-    from penstock.spark.jobs.pipeline import SparkPipeline
+    from penstock.spark.jobs.pipeline import Part, SparkPipeline
 
 pipeline = typer.Typer(help="The stages of the jobs, on Spark.", no_args_is_help=True)
 
@@ -41,6 +44,7 @@ Files = Annotated[
     list[Path] | None,
     typer.Option("--py-files", help="Modules for the tasks: .py, .zip or .whl; repeatable."),
 ]
+Since = Annotated[str | None, typer.Option(help="Only what is not older: 2026-01-31T12:00, or 2h.")]
 Trigger = Annotated[float, typer.Option(min=0, help="Seconds between batches.")]
 
 
@@ -61,7 +65,7 @@ def run(
     """Run until interrupted: SIGTERM and Ctrl-C let the batches that run come to their end."""
     options = _options(common, checkpoints, history, stages) | {"trigger": trigger}
     with serving_metrics(metrics_port):
-        _run(common.load(), _Spark(master, remote, conf, py_files), options, once=False)
+        _run(common.load(), _Spark(master, remote, conf, py_files), options, once=None)
 
 
 @pipeline.command()
@@ -75,10 +79,65 @@ def backfill(
     history: History = None,
     conf: Conf = None,
     py_files: Files = None,
+    since: Since = None,
+    job: Annotated[
+        list[str] | None, typer.Option(help="Only what is about this job; repeatable.")
+    ] = None,
 ) -> None:
-    """Work through what there is now, stage by stage, and end."""
+    """Work through what there is now, or a part of it, stage by stage, and end."""
+    from penstock.spark.jobs.pipeline import Part
+
+    part = Part(since=moment(since), jobs=job or ())
     options = _options(common, checkpoints, history, stages)
-    _run(common.load(), _Spark(master, remote, conf, py_files), options, once=True)
+    _run(common.load(), _Spark(master, remote, conf, py_files), options, once=part)
+
+
+@pipeline.command()
+def report(
+    history: Annotated[str, typer.Argument(help="The history: a folder or an address.")],
+    which: Annotated[
+        list[str] | None, typer.Argument(help="Reports to show; all unless given.")
+    ] = None,
+    since: Since = None,
+    until: Annotated[str | None, typer.Option(help="Only what happened before.")] = None,
+    watermark: Annotated[
+        float, typer.Option(min=0, help="Seconds that an event may lie behind others.")
+    ] = 60.0,
+    own: Annotated[
+        str, typer.Option("--pipeline", help="Your own, as module:NAME.")
+    ] = MEDIA_REFERENCE,
+    master: Master = None,
+    remote: Remote = None,
+    json: Annotated[bool, typer.Option(help="A line of JSON for each report.")] = False,
+) -> None:
+    """What a history says: seconds by stage, throughput, failures, retries, lag, late events."""
+    from penstock.cli.jobs.report import as_json, show
+    from penstock.spark import session
+    from penstock.spark.jobs.analytics import REPORTS, answer, check_reports, open_history
+    from penstock.spark.jobs.history import check_there
+
+    check_reports(which or ())
+    check_there(history)
+    declared = MEDIA if own == MEDIA_REFERENCE else pipeline_here(own)
+    begin, end = moment(since), moment(until)
+    spark = session(
+        "penstock report",
+        master,
+        remote=remote,
+        config={"spark.sql.session.timeZone": "UTC"},
+        log_level="ERROR",
+    )
+    try:
+        open_history(spark, history, since=begin, until=end, pipeline=declared)
+        for name in which or REPORTS:
+            found = answer(spark, name, watermark=watermark)
+            rows = found.collect()
+            if json:
+                typer.echo(f'{{"report": "{name}", "rows": {as_json(found.columns, rows)}}}')
+            else:
+                show(Console(), REPORTS[name], found.columns, rows)
+    finally:
+        spark.stop()
 
 
 @pipeline.command()
@@ -131,7 +190,7 @@ class _Spark:
         return [str(file.absolute()) for file in self.files or ()]
 
 
-def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: bool) -> None:
+def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: Part | None) -> None:
     from penstock.spark import session
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
     from penstock.spark.jobs.places import check_reach
@@ -153,8 +212,8 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: b
         made = SparkPipeline(spark, settings, chosen)
         _stop_on_signals(made)
         typer.echo(f"Running {', '.join(queries)}.")
-        if once:
-            made.backfill()
+        if once is not None:
+            made.backfill(once)
             typer.echo("All that was there is done.")
         else:
             made.run()

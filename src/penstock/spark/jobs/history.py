@@ -7,6 +7,7 @@ their topic has forgotten stay. Spark reads the Parquet files of the table's pre
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,14 +128,18 @@ class History:
 
 def read_history(spark: SparkSession, location: str) -> DataFrame:
     """The events of a history as they are now; read again for those that have come since."""
-    table = _there(location)
-    return spark.read.option("basePath", location).parquet(*table.file_uris())
+    from pyspark.sql.types import StructType
+
+    table = check_there(location)
+    # The table's own: files that were written before a column was there do not have it.
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+    return spark.read.schema(schema).option("basePath", location).parquet(*table.file_uris())
 
 
 def compact(location: str, *, keep_hours: int = 168) -> Compacted:
     """Put small files together, each day's for itself, and delete files that no version of the last
     `keep_hours` needs."""
-    table = _there(location)
+    table = check_there(location)
     before = len(table.file_uris())
     table.optimize.compact()
     table.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=False)
@@ -152,7 +157,8 @@ def _open(location: str) -> DeltaTable | None:
         return None
 
 
-def _there(location: str) -> DeltaTable:
+def check_there(location: str) -> DeltaTable:
+    """The table of a history that must be there."""
     table = _open(location)
     if table is None:
         raise NotFoundError(

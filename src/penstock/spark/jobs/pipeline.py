@@ -16,11 +16,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import msgspec
 
 from penstock.connect import broker_kind, check_shared, scheme_of
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.jobs.model.fields import JobId
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings
@@ -103,6 +108,39 @@ def _check_queues(settings: JobSettings, options: PipelineOptions) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What to work through of all there is: messages published at `since` or later, and those of
+    certain `jobs`; all of them where nothing is said."""
+
+    since: datetime | None = None
+    jobs: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.since is not None and self.since.tzinfo is None:
+            raise InvalidArgumentError(f"{self.since} needs a time zone: it could be any hour")
+        for job_id in self.jobs:
+            try:
+                msgspec.convert(job_id, JobId)
+            except msgspec.ValidationError:
+                raise InvalidArgumentError(f"{job_id!r} is no job id") from None
+
+    @property
+    def is_all(self) -> bool:
+        return self.since is None and not self.jobs
+
+    def options(self, where: str = "") -> dict[str, str]:
+        """For the source; `where` is the filter that it has anyway."""
+        since = {} if self.since is None else {"startingTimestamp": self.since.isoformat()}
+        if self.jobs:
+            ours = " OR ".join(f'attributes.jobId = "{job_id}"' for job_id in self.jobs)
+            where = f"({where}) AND ({ours})" if where else ours
+        return since | ({"filter": where} if where else {})
+
+
+ALL = Part()
+
+
 class SparkPipeline:
     """The queries of a pipeline on one session."""
 
@@ -167,14 +205,23 @@ class SparkPipeline:
             stack.callback(workplace.leave)
             yield stack
 
-    def backfill(self) -> None:
-        """Work through all there is now, stage by stage, and return. What is to be tried again
-        later stays in the outbox, for whoever runs next."""
+    def backfill(self, part: Part = ALL) -> None:
+        """Work through all there is now, or a part of it, stage by stage, and return. What is to be
+        tried again later stays in the outbox, for whoever runs next.
+
+        A part is read beside what the queries have read: their checkpoints stay where they are, and
+        so does the history, which has no gaps.
+        """
+        if not part.is_all and not self._has_log:
+            raise InvalidArgumentError(
+                f"What is behind {scheme_of(self._settings.url)}:// keeps no log to read a part of;"
+                " leave out since and jobs"
+            )
         activate(self._spark)
         with self._prepared() as stack:
             relay = stack.enter_context(DriverRelay(self._settings))
             for name in self._queries:
-                query = self.start(name, once=True)
+                query = self.start(name, once=part)
                 while not query.awaitTermination(1):
                     report(name, query)
                     if self._stopping.is_set():
@@ -184,37 +231,42 @@ class SparkPipeline:
                 # What one stage says is what the next works through.
                 relay.wait_until_sent(self._options.drain)
 
-    def start(self, name: str, *, once: bool = False) -> StreamingQuery:
-        """Start the query of a stage, from where its checkpoint says."""
-        writer = self._projection() if name == PROJECTION else self._stage(name)
-        folder = f"{self._options.checkpoints.rstrip('/')}/{name}"
-        writer = writer.queryName(name).option("checkpointLocation", folder)
+    def start(self, name: str, *, once: Part | None = None) -> StreamingQuery:
+        """Start the query of a stage, from where its checkpoint says; `once`: to end when that part
+        is done."""
+        part = once or ALL
+        writer = self._projection(part) if name == PROJECTION else self._stage(name, part)
+        folder = self._options.checkpoints.rstrip("/")
+        if not part.is_all:
+            folder += f"/parts/{uuid4()}"
+        writer = writer.queryName(name).option("checkpointLocation", f"{folder}/{name}")
         if once:
             return writer.trigger(availableNow=True).start()
         milliseconds = max(0, round(self._options.trigger * 1000))
         return writer.trigger(processingTime=f"{milliseconds} milliseconds").start()
 
-    def _stage(self, name: str) -> DataStreamWriter:
+    def _stage(self, name: str, part: Part) -> DataStreamWriter:
         settings = self._settings.stages.of(self._settings.pipeline.stage(name))
         task = StageTask(self._placed(), name)
         if self._has_log:
             jobs = self._read(
                 topics=",".join(self._settings.topics.work),
-                filter=settings.filter,
                 maxRecordsPerPartition=str(self._options.partition),
+                **part.options(settings.filter),
             )
         else:
             queues = self._settings.subscriptions_of(settings).values()
             jobs = reduce(lambda one, other: one.union(other), map(self._read_queue, queues))
         return jobs.select(*INPUT).mapInArrow(task, OUTPUT).writeStream.format("noop")
 
-    def _projection(self) -> DataStreamWriter:
+    def _projection(self, part: Part) -> DataStreamWriter:
         topic = self._settings.topics.events
         if self._has_log:
-            events = self._read(topics=topic)
+            events = self._read(topics=topic, **part.options())
         else:
             events = self._read_queue(self._settings.api.spark_subscription)
-        project = Project(self._placed(), self._settings.url, topic, self._options.history)
+        history = self._options.history if part.is_all else None
+        project = Project(self._placed(), self._settings.url, topic, history)
         return events.writeStream.foreachBatch(project)
 
     def _placed(self) -> Workplace:
@@ -226,7 +278,6 @@ class SparkPipeline:
         return (
             self._spark.readStream.format("penstock")
             .option("url", self._settings.url)
-            .option("startingOffsets", "earliest")
             .option("maxOffsetsPerTrigger", str(self._options.batch))
             .options(**options)
             .load()
