@@ -1,11 +1,12 @@
 """What the history says: reports over events whose times are known."""
 
 import json
-import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.jobs.pipeline import pipeline
 from penstock.errors import InvalidArgumentError
 from penstock.jobs import (
     MEDIA,
@@ -18,7 +19,6 @@ from penstock.jobs import (
 )
 from penstock.spark.jobs.analytics import REPORTS, answer, open_history
 from penstock.spark.jobs.history import History, Told
-from tests.support.processes import PENSTOCK
 
 START = datetime(2026, 3, 1, 23, 0, tzinfo=UTC)
 pytestmark = pytest.mark.timeout(300)
@@ -140,20 +140,25 @@ def test_every_report_answers_on_an_old_history_without_its_columns(spark, tmp_p
     assert [row.took_p50 for row in answer(spark, "stages").collect()] == [20.0]
 
 
-def test_the_command_prints_tables_with_bars_or_json(history):
-    command = [PENSTOCK, "pipeline", "report", history]
-    shown = subprocess.run(
-        [*command, "stages", "late"], capture_output=True, text=True, check=True, timeout=200
-    ).stdout
+def test_the_command_prints_tables_with_bars_or_json(spark, history, monkeypatch):
+    class Borrowed:
+        def __getattr__(self, name):
+            return getattr(spark, name)
+
+        def stop(self):
+            """It is the tests'."""
+
+    def report(*arguments):
+        done = CliRunner().invoke(pipeline, ["report", history, *arguments])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    monkeypatch.setattr("penstock.spark.session", lambda *_, **__: Borrowed())
+    shown = report("stages", "late", "--watermark", "1000")
     assert "Seconds of work, and of waiting for it" in shown
     assert "█" * 20 in shown
-    told = subprocess.run(
-        [*command, "failures", "--json", "--since", "2026-03-01T23:00:20+00:00"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=200,
-    ).stdout
-    [report] = [json.loads(line) for line in told.splitlines()]
-    assert report["report"] == "failures"
-    assert [row["reason"] for row in report["rows"]] == ["malformed"]
+    assert "by more than the watermark: nothing." in shown
+    told = report("failures", "--json", "--since", "2026-03-01T23:00:20+00:00")
+    [found] = [json.loads(line) for line in told.splitlines()]
+    assert found["report"] == "failures"
+    assert [row["reason"] for row in found["rows"]] == ["malformed"]
