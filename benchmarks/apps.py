@@ -217,7 +217,10 @@ class Typed:
             for _ in orders:
                 count()
 
-        app.subscriber("orders", name, batch_size=500)(handle_all if batch else handle)
+        if batch:
+            app.subscriber("orders", name, batch_size=500)(handle_all)
+        else:
+            app.subscriber("orders", name)(handle)
         watch = Stopwatch()
         async with app:
             await count.done.wait()

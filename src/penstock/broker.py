@@ -56,6 +56,8 @@ class Capabilities:
     """Of a message only the latest ack id is valid, and its success is final."""
     delivery_attempts: bool = False
     """Every delivery says which attempt it is; otherwise it may say 0, for not counted."""
+    counts_releases: bool = False
+    """Deliveries that were released count as attempts; it is a `ReleaseCounts`, which tells."""
     dedupe: bool = False
     """Within the topic's duplicate window a message id is stored once."""
     expectations: bool = False
@@ -277,6 +279,19 @@ class Log(Protocol):
         it gave is right, and reading goes on behind the last record it gave. It may be left
         half-way.
         """
+        ...
+
+
+class ReleaseCounts(Protocol):
+    """What a broker that claims `counts_releases` is besides: whoever gives a message up for its
+    attempts finds out how many of them somebody saw."""
+
+    async def note_releases(self, subscription: str) -> None:
+        """Remember what this connection releases of the subscription from now on, for all others.
+        Again does nothing."""
+
+    async def attempt(self, subscription: str, ack_id: str) -> int:
+        """Which attempt this delivery is, not counting those before it that were released."""
         ...
 
 

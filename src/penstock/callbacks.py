@@ -1,9 +1,12 @@
-"""Calling functions of the caller, which may raise anything, without letting them hurt the flow."""
+"""Functions of the caller: naming them in errors, and calling them, who may raise anything, without
+letting them hurt the flow."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+from typing import Any
 
 _log = logging.getLogger("penstock")
 
@@ -22,3 +25,22 @@ def leave_later(error: BaseException) -> None:
 
 def _leave(error: BaseException) -> None:
     raise error
+
+
+def where(function: Any) -> str:
+    """A function as an error names it: its name, its file and line."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    code = getattr(inspect.unwrap(underlying(function)), "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
+
+
+def underlying(function: Any) -> Any:
+    """The plain function behind a method, a partial or an object that can be called."""
+    while hasattr(function, "func") and callable(function.func):  # functools.partial
+        function = function.func
+    if inspect.ismethod(function):
+        return function.__func__
+    if inspect.isfunction(function) or not callable(function):
+        return function
+    call = type(function).__call__
+    return call if inspect.isfunction(call) else function

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from datetime import datetime
 from operator import attrgetter
+from typing import cast
 
-from penstock.broker import Broker, Log
+from penstock.broker import Broker, Log, ReleaseCounts
 from penstock.config import DUPLICATE_WINDOW, SubscriptionConfig, TopicConfig
 from penstock.errors import InvalidArgumentError, UnimplementedError
 from penstock.message import Draft, PublishFault, Receipt
@@ -56,6 +57,11 @@ def log_of(broker: Broker, wish: str) -> Log:
     if broker.log is None:
         raise AssertionError(f"The {broker.name} broker claims replay and has no log")
     return broker.log
+
+
+def release_counts_of(broker: Broker) -> ReleaseCounts | None:
+    """Who tells which deliveries nobody saw; None where they cost no attempt, or nobody knows."""
+    return cast(ReleaseCounts, broker) if broker.capabilities.counts_releases else None
 
 
 def check_topic(broker: Broker, config: TopicConfig) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.bridge.envelope import Event
 from penstock.bridge.outcomes import ActionResult, Asked
-from penstock.consuming.declaration import Middleware, Subscriber, where
+from penstock.callbacks import where
+from penstock.consuming.declaration import Middleware, Subscriber
 from penstock.consuming.middleware.chain import Call, Next, compose
 from penstock.errors import InvalidArgumentError
 from penstock.outcomes import Reject, Retry

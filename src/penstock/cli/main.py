@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
+    from penstock.errors import PenstockError
+
 # Groups by name, where they are, and the extra they need.
 _GROUPS = {
     "run": ("penstock.cli.apps.run", "cli"),
@@ -53,7 +55,29 @@ def main() -> None:
     try:
         app()
     except PenstockError as error:
-        sys.exit(f"penstock: {error}")
+        sys.exit(f"penstock: {_told(error)}")
+
+
+def _told(error: PenstockError) -> PenstockError:
+    """An error whose advice is for programs, with advice for a terminal."""
+    from penstock.errors import SubscriptionNotFoundError, TopicNotFoundError
+
+    if isinstance(error, TopicNotFoundError) and error.args == TopicNotFoundError(error.topic).args:
+        return TopicNotFoundError(
+            error.topic,
+            "`penstock topics list` lists those there are, "
+            f"`penstock topics create {error.topic}` makes it",
+        )
+    if (
+        isinstance(error, SubscriptionNotFoundError)
+        and error.args == SubscriptionNotFoundError(error.subscription).args
+    ):
+        return SubscriptionNotFoundError(
+            error.subscription,
+            "`penstock subscriptions list` lists those there are, "
+            f"`penstock subscriptions create {error.subscription} --topic TOPIC` makes it",
+        )
+    return error
 
 
 def _commands() -> None:

@@ -10,6 +10,7 @@ from inspect import isasyncgenfunction
 from types import TracebackType
 from typing import Any, Self, TypeVar, get_args
 
+from penstock.callbacks import underlying, where
 from penstock.client import PubSub
 from penstock.config import RetryPolicy
 from penstock.consuming.binding import bind_all
@@ -19,8 +20,6 @@ from penstock.consuming.declaration import (
     Defaults,
     Provision,
     Subscriber,
-    underlying,
-    where,
 )
 from penstock.consuming.middleware.observe import Observe, observe
 from penstock.consuming.results import draft_of

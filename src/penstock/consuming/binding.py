@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from penstock.callbacks import underlying
 from penstock.config import SubscriptionConfig, check_duration, check_name, check_whole
 from penstock.consuming.bodies import decoder_of
 from penstock.consuming.calling import Binding, decoder_for
-from penstock.consuming.declaration import Subscriber, underlying
+from penstock.consuming.declaration import Subscriber
 from penstock.consuming.dependencies import Dependencies
 from penstock.consuming.middleware.chain import check_middleware
 from penstock.consuming.results import published_kind

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from penstock.callbacks import where
 from penstock.config import RetryPolicy
 from penstock.consuming.bodies import JSON
 
@@ -102,22 +102,3 @@ class Subscriber:
             dead_letters=prefix + dead if dead is not None else None,
             publications=tuple(replace(one, topic=prefix + one.topic) for one in self.publications),
         )
-
-
-def where(function: Any) -> str:
-    """A function as an error names it: its name, its file and line."""
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    code = getattr(inspect.unwrap(underlying(function)), "__code__", None)
-    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
-
-
-def underlying(function: Any) -> Any:
-    """The plain function behind a method, a partial or an object that can be called."""
-    while hasattr(function, "func") and callable(function.func):  # functools.partial
-        function = function.func
-    if inspect.ismethod(function):
-        return function.__func__
-    if inspect.isfunction(function) or not callable(function):
-        return function
-    call = type(function).__call__
-    return call if inspect.isfunction(call) else function

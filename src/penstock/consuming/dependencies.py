@@ -15,7 +15,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
-from penstock.consuming.declaration import Function, underlying, where
+from penstock.callbacks import underlying, where
+from penstock.consuming.declaration import Function
 from penstock.consuming.signature import (
     Needed,
     OfMessage,

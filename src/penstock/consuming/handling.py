@@ -18,12 +18,12 @@ from penstock.consuming.answering import Answering
 from penstock.consuming.calling import Binding, Invoke, bind_batch, bind_call
 from penstock.consuming.middleware.chain import Call, Next, compose
 from penstock.consuming.results import Results
+from penstock.consuming.returned import failure_in
 from penstock.errors import ClosedError, InvalidArgumentError
 from penstock.message import Message
 from penstock.outcomes import Reject, Retry
 
 _log = logging.getLogger("penstock.app")
-_OUTCOMES = (Retry, Reject)
 
 Handle: TypeAlias = Callable[[Message], Any]
 HandleBatch: TypeAlias = Callable[[list[Message]], Awaitable[None]]
@@ -36,7 +36,7 @@ def build_handler(
     invoke = bind_call(binding, executor)
     middleware = binding.subscriber.middleware
     if middleware or results is not None:
-        endpoint = _endpoint(invoke, results)
+        endpoint = _endpoint(binding, invoke, results)
         return _through(binding, compose(middleware, endpoint), answering)
     return _waiting(invoke, answering) if binding.waits else _plain(invoke, answering)
 
@@ -52,10 +52,8 @@ def build_batch_handler(
         for message in messages:
             try:
                 dealt = answering.arrived(message)
-                if dealt is False:
+                if not (dealt if isinstance(dealt, bool) else await dealt):
                     wanted.append(message)
-                elif dealt is not True:
-                    await dealt
             except BaseException as error:
                 _come_back(message, error)
         if wanted:
@@ -65,12 +63,12 @@ def build_batch_handler(
 
 
 def _plain(invoke: Invoke, answering: Answering) -> Handle:
-    def handle(message: Message) -> Any:
+    def handle(message: Message, looked_at: bool = False) -> Any:
         delivery = message._delivery
-        if delivery.delivery_attempt > 1 or delivery.record.attributes:
+        if (delivery.delivery_attempt > 1 or delivery.record.attributes) and not looked_at:
             dealt = answering.arrived(message)
             if dealt is not False:
-                return dealt
+                return None if dealt is True else look_closer(message, dealt)
         try:
             result = invoke(message)
         except (KeyboardInterrupt, SystemExit):
@@ -82,6 +80,12 @@ def _plain(invoke: Invoke, answering: Answering) -> Handle:
             return None
         return _finish(message, result, answering)
 
+    async def look_closer(message: Message, dealt: Awaitable[bool]) -> None:
+        if not await dealt:
+            left = handle(message, looked_at=True)
+            if left is not None:
+                await left
+
     return handle
 
 
@@ -89,18 +93,20 @@ def _finish(message: Message, result: Any, answering: Answering) -> Any:
     """A plain function returned something: usually for nobody."""
     if isawaitable(result):  # It was an async function after all, in a plain wrapper.
         return _awaited(message, result, answering)
-    if isinstance(result, _OUTCOMES):
-        return answering.failed(message, result)
+    failure = failure_in(result, answering.subscriber)
+    if failure is not None:
+        return answering.failed(message, failure)
     message.ack()
     return None
 
 
 async def _awaited(message: Message, work: Awaitable[Any], answering: Answering) -> None:
+    failure: BaseException | None
     try:
-        result = await work
+        failure = failure_in(await work, answering.subscriber)
     except BaseException as error:
-        result = _failure(error)
-    await _answer(message, result, answering)
+        failure = _failure(error)
+    await _answer(message, failure, answering)
 
 
 def _waiting(invoke: Invoke, answering: Answering) -> Handle:
@@ -108,17 +114,17 @@ def _waiting(invoke: Invoke, answering: Answering) -> Handle:
         delivery = message._delivery
         if delivery.delivery_attempt > 1 or delivery.record.attributes:
             dealt = answering.arrived(message)
-            if dealt is not False:
-                return await dealt if dealt is not True else None
+            if dealt is not False and (dealt is True or await dealt):
+                return
         try:
             result = await invoke(message)
         except BaseException as error:
-            result = _failure(error)
+            await _answer(message, _failure(error), answering)
+            return
         if result is None:
             message.ack()
         else:
-            await _answer(message, result, answering)
-        return None
+            await _answer(message, failure_in(result, answering.subscriber), answering)
 
     return handle
 
@@ -126,19 +132,19 @@ def _waiting(invoke: Invoke, answering: Answering) -> Handle:
 def _through(binding: Binding, chain: Next, answering: Answering) -> Handle:
     async def handle(message: Message) -> None:
         dealt = answering.arrived(message)
-        if dealt is not False:
-            return await dealt if dealt is not True else None
+        if dealt is not False and (dealt is True or await dealt):
+            return
         call = Call(binding.subscriber, message, [message])
+        failure: BaseException | None
         try:
-            result = await chain(call)
+            failure = failure_in(await chain(call), binding.subscriber)
         except BaseException as error:
-            result = _failure(error)
+            failure = _failure(error)
         else:
             _warn_if_swallowed(call)
             if call.failures:
-                result = call.failures.get(message, result)
-        await _answer(message, result, answering)
-        return None
+                failure = call.failures.get(message, failure)
+        await _answer(message, failure, answering)
 
     return handle
 
@@ -165,17 +171,16 @@ def _warn_if_swallowed(call: Call) -> None:
         )
 
 
-async def _answer(message: Message, result: Any, answering: Answering) -> None:
-    """`result`: what was raised, or what was returned."""
-    if isinstance(result, BaseException):
-        left = answering.failed(message, result)
+async def _answer(message: Message, failure: BaseException | None, answering: Answering) -> None:
+    if failure is not None:
+        left = answering.failed(message, failure)
         if left is not None:
             await left
     else:
         message.ack()
 
 
-def _endpoint(invoke: Invoke, results: Results | None) -> Next:
+def _endpoint(binding: Binding, invoke: Invoke, results: Results | None) -> Next:
     async def endpoint(call: Call) -> Any:
         message = call.message
         call.raised = None
@@ -183,9 +188,10 @@ def _endpoint(invoke: Invoke, results: Results | None) -> Next:
             result = invoke(message)
             if isawaitable(result):
                 result = await result
-            if isinstance(result, _OUTCOMES):
+            failure = failure_in(result, binding.subscriber)
+            if failure is not None:
                 # Raised, so that no middleware loses it by returning something else.
-                raise result
+                raise failure
             if results is not None:
                 await results.publish(message, result)
         except Exception as error:
@@ -211,7 +217,7 @@ def _batch_endpoint(binding: Binding, results: Results | None, executor: Executo
             return None
         try:
             result = await invoke(messages, bodies)
-            if isinstance(result, _OUTCOMES):
+            if isinstance(result, Retry | Reject):
                 raise result
             done = _done(call, messages, _one_each(result, messages, binding))
             if results is not None:
@@ -243,8 +249,9 @@ def _done(
     """The messages that are done, and what came of them; the others have failed."""
     done = []
     for message, one in zip(messages, each, strict=True):
-        if isinstance(one, _OUTCOMES):
-            call.failures[message] = one
+        failure = failure_in(one, call.subscriber)
+        if failure is not None:
+            call.failures[message] = failure
         else:
             done.append((message, one))
     return done

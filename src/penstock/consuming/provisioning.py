@@ -7,10 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.broker import Broker
+from penstock.capabilities import release_counts_of
 from penstock.client import PubSub
 from penstock.config import DAY, SubscriptionConfig
 from penstock.consuming.declaration import Provision, Subscriber
-from penstock.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
+from penstock.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    NotFoundError,
+    PermissionDeniedError,
+)
 from penstock.subscribing import Subscription
 
 _log = logging.getLogger("penstock.app")
@@ -42,6 +48,19 @@ class Provisioning:
                 "What %s publishes is stored again when its message is delivered again: the %s "
                 "broker does not claim 'dedupe', so let whoever receives it drop what it has seen",
                 *(subscriber.where, self._broker.name),
+            )
+
+    async def releases(self, subscriber: Subscriber) -> None:
+        """So that what nobody saw costs no attempt, where the broker counts it."""
+        releases = release_counts_of(self._broker)
+        if releases is None or subscriber.max_attempts is None:
+            return
+        try:
+            await releases.note_releases(subscriber.subscription)
+        except PermissionDeniedError as error:
+            _log.warning(
+                "What %r gives back unseen counts as an attempt, since it may not be noted: %s",
+                *(subscriber.subscription, error),
             )
 
     async def topics(self, needs: Needs, whose: Mapping[str, str]) -> None:

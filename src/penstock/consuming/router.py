@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from penstock.callbacks import where
 from penstock.config import RetryPolicy
 from penstock.consuming.bodies import JSON, check_content_type
 from penstock.consuming.declaration import (
@@ -15,7 +16,6 @@ from penstock.consuming.declaration import (
     Publication,
     Subscriber,
     Unsaid,
-    where,
 )
 from penstock.consuming.dependencies import Dependencies
 from penstock.errors import InvalidArgumentError

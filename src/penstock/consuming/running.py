@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from penstock.broker import Broker
+from penstock.capabilities import release_counts_of
 from penstock.client import PubSub
 from penstock.config import DeadLetterPolicy
 from penstock.consuming.answering import Answering
@@ -169,6 +170,7 @@ class Running:
             subscription = self._subscription(binding, broker)
             await provisioning.subscription(subscription, binding.subscriber.where)
             provisioning.tell_of_repeats(binding.subscriber)
+            await provisioning.releases(binding.subscriber)
             subscription.source.observer = None  # Handlers tell by their middleware, and tell more.
             subscription.on("message", self._handler(binding, broker))
             subscription.on("close", lambda of=subscription: self._closed(of))
@@ -213,7 +215,7 @@ class Running:
         subscriber = binding.subscriber
         answering = Answering(
             subscriber=subscriber, capabilities=broker.capabilities, send=self.send,
-            clock=self.pubsub.clock, observer=self._observer,
+            clock=self.pubsub.clock, observer=self._observer, releases=release_counts_of(broker),
         )  # fmt: skip
         results = Results(subscriber, self.send_all) if subscriber.publications else None
         executor = self._executor(subscriber)

@@ -9,8 +9,9 @@ from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hin
 
 import msgspec
 
+from penstock.callbacks import underlying, where
 from penstock.consuming.bodies import UNDECODABLE
-from penstock.consuming.declaration import Function, underlying, where
+from penstock.consuming.declaration import Function
 from penstock.errors import InvalidArgumentError
 from penstock.message import Message
 from penstock.outcomes import Reject

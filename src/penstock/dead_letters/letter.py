@@ -50,6 +50,9 @@ BRIDGE_MARK, BRIDGE_REASON = "x-dead-letter", "x-dlq-reason"
 BRIDGE_DELIVERIES, BRIDGE_CONTEXT = "x-deliveries", "x-dlq-context"
 _BRIDGES_OWN = {BRIDGE_MARK, BRIDGE_REASON, BRIDGE_DELIVERIES, BRIDGE_CONTEXT}
 BROKERS_OWN = "CloudPubSubDeadLetterSource"
+# One of these is on every letter, whoever wrote it; what has none was put there by hand.
+_SIGNS = (REASON, BRIDGE_MARK, f"{BROKERS_OWN}Subscription")
+ONLY_LETTERS = " OR ".join(f"attributes:{sign}" for sign in _SIGNS)
 # What a broker's own policy means, in the words of `dead-letter-reason`.
 MOVED_BY_BROKER = "max-delivery-attempts"
 
@@ -75,7 +78,8 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     `sequence` names it within `topic`. `attributes` are the message's own. `stored_ns`: when the
     log got it. `settled` says what was done about it since: 'replayed', 'discarded', or None.
     `cut`: how many bytes are missing at the end of its data, because a letter is larger than its
-    message and the broker refused it whole.
+    message and the broker refused it whole. `by_hand`: nothing about it says that it was given up,
+    so that somebody put it there, or this is no topic of dead letters at all.
     """
 
     topic: str
@@ -91,6 +95,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     stored_ns: int
     settled: str | None = None
     cut: int = 0
+    by_hand: bool = False
 
     def __repr__(self) -> str:
         return f"<DeadLetter {self.sequence} of {self.topic!r}: {self.reason}>"
@@ -135,8 +140,9 @@ def letter_of_message(
     reason: str,
     time_ns: int,
     error: BaseException | str | None = None,
+    attempt: int | None = None,
 ) -> Draft:
-    """`letter_of`, for whoever has the message in hand."""
+    """`letter_of`, for whoever has the message in hand. `attempt`: unless it is the broker's."""
     return letter_of(
         message.data,
         message.attributes,
@@ -146,7 +152,7 @@ def letter_of_message(
             message_id=message.id,
             published=message.publish_time,
         ),
-        attempt=message.delivery_attempt,
+        attempt=message.delivery_attempt if attempt is None else attempt,
         reason=reason,
         error=error,
         time_ns=time_ns,
@@ -216,6 +222,7 @@ def read_letter(topic: str, record: Record, settled: str | None = None) -> DeadL
         stored_ns=record.publish_time_ns,
         settled=settled,
         cut=_count(attributes.get(CUT)),
+        by_hand=not any(sign in attributes for sign in _SIGNS),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,11 +11,12 @@ from penstock.broker import Broker, Log
 from penstock.capabilities import log_of
 from penstock.clock import Clock
 from penstock.config import check_name
-from penstock.dead_letters.letter import DeadLetter, read_letter
+from penstock.dead_letters.letter import ONLY_LETTERS, DeadLetter, read_letter
 from penstock.dead_letters.marks import NO_MARKS, ONLY_MARKS, Deed, mark, read_marks
 from penstock.dead_letters.replaying import replayed
 from penstock.dead_letters.selection import Selection
 from penstock.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     PenstockError,
@@ -91,11 +92,32 @@ class DeadLetters:
     async def count(self, selection: Selection | None = None) -> int:
         return sum([1 async for _ in self.read(selection)])
 
+    async def check(self, letters: Sequence[DeadLetter] = ()) -> None:
+        """`FailedPreconditionError` unless these, or anything else in the topic, say that they were
+        given up: in a live topic, named by a slip, all who subscribe would receive the marks.
+
+        `replay` and `discard` ask before they mark anything, unless told with `force` that all of
+        it was put there by hand.
+        """
+        if any(not letter.by_hand for letter in letters):
+            return
+        log = await self._log()
+        extent = await log.extent(self.topic)
+        async for _ in log.read(self.topic, extent.first, extent.last, ONLY_LETTERS):
+            return
+        raise FailedPreconditionError(
+            f"Nothing in topic {self.topic!r} says that it is a dead letter, and all who subscribe "
+            f"to it would receive the mark that is left there: is another topic meant, such as "
+            f"'{self.topic}-dead'? If its letters were put there by hand, say so with --force, or "
+            "force=True in a program"
+        )
+
     async def replay(
         self,
         selection: Selection,
         *,
         to: str | None = None,
+        force: bool = False,
         on_progress: Progress | None = None,
     ) -> Replay:
         """Publish letters again, each to the topic it came from or all to `to`.
@@ -104,7 +126,7 @@ class DeadLetters:
         as `replay-of`. Back in its own topic it is for the subscription that gave it up, if that is
         still there; else for all who read it. It is marked once it is stored; after an interruption
         do it again: what was sent and not marked goes under the same id. Settled letters are left
-        out unless meant.
+        out unless meant. `force`: see `check`.
         """
         result = Replay(0, 0, {})
         origins = _Origins(await self._client.broker())
@@ -112,6 +134,9 @@ class DeadLetters:
             self._client, max_in_flight=2 * _TOGETHER, retry=_PERSISTENT
         ) as publisher:
             async for letters in self._together(selection):
+                # Without `to`, what was put there by hand goes nowhere and is not marked.
+                if to is not None and not force:
+                    await self.check(letters)
                 flights = await _send(publisher, letters, to, origins, result)
                 stored = await _landed(flights, result)
                 if stored:
@@ -121,12 +146,18 @@ class DeadLetters:
         return result
 
     async def discard(
-        self, selection: Selection, *, on_progress: Callable[[int], None] | None = None
+        self,
+        selection: Selection,
+        *,
+        force: bool = False,
+        on_progress: Callable[[int], None] | None = None,
     ) -> int:
         """Mark letters as dealt with: they are not listed or replayed any more, and gone when the
-        topic's retention ends. Returns how many."""
+        topic's retention ends. Returns how many. `force`: see `check`."""
         count = 0
         async for letters in self._together(selection):
+            if not force:
+                await self.check(letters)
             await self._mark("discarded", [letter.sequence for letter in letters])
             count += len(letters)
             if on_progress is not None:

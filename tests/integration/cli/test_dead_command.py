@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from penstock import App, Draft, PubSub, Reject, Retry
 from penstock.cli.brokers.dead import dead
-from penstock.errors import InvalidArgumentError, NotFoundError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.jobs import JobStage
 from tests.support.job_scenes import Place, jobs_on
 from tests.support.servers import NatsServer
@@ -123,6 +123,17 @@ def test_everything_must_be_meant(url, few):
     for command in ("replay", "discard"):
         with pytest.raises(InvalidArgumentError, match="--all"):
             run(url, command, few)
+
+
+def test_a_live_topic_is_not_written_to_by_a_slip(url, few):
+    before = asyncio.run(stored(url, "few"))
+    for words in (("discard", "few", "--all"), ("discard", "few", "1", "--dry-run")):
+        with pytest.raises(FailedPreconditionError, match="'few' says that it is a dead letter"):
+            run(url, *words)
+    with pytest.raises(FailedPreconditionError, match="is another topic meant, such as 'few-dead'"):
+        run(url, "replay", "few", "1", "--to", "few")
+    assert asyncio.run(stored(url, "few")) == before
+    assert run(url, "discard", "few", "1", "--force") == "Discarded 1.\n"
 
 
 def test_letters_and_topics_that_are_not_there(url, few):

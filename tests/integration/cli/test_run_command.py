@@ -144,6 +144,74 @@ def test_a_second_signal_ends_it_at_once(folder, server):
         assert "Stopped at once" in app.said
 
 
+STUBBORN = """
+import asyncio, threading, time
+from penstock import App
+
+app = App("memory://")
+
+@app.subscriber("orders", "billing")
+{handler}
+
+@app.lifespan
+async def order():
+    async def publish():
+        while not app.ready:
+            await asyncio.sleep(0.01)
+        await app.publish("orders", b"1")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(publish())
+        yield
+"""
+BLOCKS = """
+def bill(order: bytes) -> None:
+    print("began", flush=True)
+    while True:
+        time.sleep(60)
+"""
+BLOCKS_IN_C = """
+def bill(order: bytes) -> None:
+    # Where Python looks for no signals.
+    import ctypes
+    print("began", flush=True)
+    while ctypes.CDLL(None).usleep(900_000) <= 0: ...
+"""
+REFUSES = """
+async def bill(order: bytes) -> None:
+    print("began", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+"""
+SPINS = """
+async def bill(order: bytes) -> None:
+    print("began", flush=True)
+    while True: ...
+"""
+
+
+@pytest.mark.parametrize("handler", [BLOCKS, BLOCKS_IN_C, REFUSES, SPINS])
+def test_a_second_signal_ends_it_at_once_whatever_its_handler_does(tmp_path, handler):
+    (tmp_path / "shop.py").write_text(STUBBORN.format(handler=handler))
+    with Running(tmp_path, "run", "shop:app") as app:
+        app.wait_for(lambda said: "began" in said)
+        app.process.send_signal(signal.SIGTERM)
+        assert app.end(signal.SIGINT) == 1
+        assert app.said.count("Stopped at once: what was in hand will be delivered again\n") == 1
+        assert "Traceback" not in app.said
+
+
+@pytest.mark.parametrize("handler", [BLOCKS, REFUSES])
+def test_draining_has_a_deadline_whatever_a_handler_does(tmp_path, handler):
+    (tmp_path / "shop.py").write_text(STUBBORN.format(handler=handler))
+    with Running(tmp_path, "run", "shop:app", "--drain", "0.5") as app:
+        app.wait_for(lambda said: "began" in said)
+        assert app.end() in (0, 1)
+        assert "delivered again" in app.said
+
+
 def test_a_process_that_dies_is_started_again_and_all_end_together(folder, server):
     with run(folder, server, "--workers", "2", "--health-port", "0") as app:
         app.wait_for(lambda said: said.count("Receiving from") == 2)

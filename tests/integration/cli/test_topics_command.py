@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from penstock import DeadLetterPolicy, PubSub, RetryPolicy
 from penstock.cli.brokers.topics import subscriptions, topics
-from penstock.errors import InvalidArgumentError, NotFoundError
+from penstock.cli.main import main
+from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from tests.support.servers import NatsServer
 
 
@@ -97,6 +98,54 @@ def test_messages_are_published_from_words_and_from_lines(url):
     assert (found[0]["ordering_key"], found[0]["message_id"]) == ("ann", "mine")
 
 
+def test_lines_are_messages_unless_they_are_empty_and_other_input_is_taken_as_it_is(url):
+    asyncio.run(make(url, "inputs"))
+    binary = bytes(range(256)) + b"\r\n"
+    run(topics, url, "publish", "inputs", text=binary)
+    said = run(topics, url, "publish", "inputs", "--lines", text=b"\na\r\n\n\n \xff\n\nb")
+    assert len(said.split()) == 3
+    found = lines(run(topics, url, "tail", "inputs", "--json"))
+    assert [base64.b64decode(one["data"]) for one in found] == [binary, b"a", b" \xff", b"b"]
+
+
+def test_topics_and_subscriptions_are_made_by_name(url):
+    assert run(topics, url, "create", "made") == "Made topic made.\n"
+    said = run(subscriptions, url, "create", "reader", "--topic", "made")
+    assert said == "Made subscription reader of topic made.\n"
+    [reader] = lines(run(subscriptions, url, "list", "--topic", "made", "--json"))
+    assert reader["subscription"] == "reader"
+    with pytest.raises(AlreadyExistsError, match="made"):
+        run(topics, url, "create", "made")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("topics", "tail", "nowhere"), "`penstock topics create nowhere` makes it"),
+        (("topics", "publish", "nowhere", "x"), "`penstock topics list` lists those there are"),
+        (("dead", "list", "nowhere"), "Topic not found: 'nowhere'; `penstock topics list`"),
+        (
+            ("subscriptions", "show", "nobody"),
+            "`penstock subscriptions create nobody --topic TOPIC` makes it",
+        ),
+    ],
+)
+def test_what_is_not_there_is_told_with_commands_and_not_with_python(url, words, said, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["penstock", *words, "--url", url])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert said in str(ended.value) and "await" not in str(ended.value)
+
+
+@pytest.mark.parametrize("address", ["local:///proc/x", "local:///dev/null", "nats://[::1"])
+def test_an_address_that_cannot_work_is_one_line(address, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["penstock", "topics", "list", "--url", address])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    [line] = str(ended.value).splitlines()
+    assert line.startswith("penstock: ") and ("local" in line or "nats" in line)
+
+
 async def make(url, name):
     async with PubSub(url) as pubsub:
         await pubsub.topic(name).create()
@@ -107,6 +156,10 @@ def test_what_cannot_be_is_told(url):
         run(topics, url, "publish", "orders", "x", "-a", "novalue")
     with pytest.raises(InvalidArgumentError, match="--lines"):
         run(topics, url, "publish", "orders", "--lines", "--id", "x")
+    with pytest.raises(InvalidArgumentError, match="--lines is for the input"):
+        run(topics, url, "publish", "orders", "x", "--lines")
+    with pytest.raises(InvalidArgumentError, match="--id is empty; leave it out"):
+        run(topics, url, "publish", "orders", "x", "--id", "")
     with pytest.raises(NotFoundError, match="nowhere"):
         run(topics, url, "tail", "nowhere")
     with pytest.raises(NotFoundError, match="nobody"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -23,6 +24,7 @@ from penstock import (
     connect,
 )
 from penstock.config import DUPLICATE_WINDOW
+from penstock.consuming.middleware import timeout
 from penstock.errors import FailedPreconditionError, NotFoundError
 from penstock.testing import TestApp, VirtualClock, eventually
 from tests.support.shop import Account, Invoice, Order, Parcel
@@ -225,6 +227,47 @@ async def test_retry_and_reject_mean_the_same_returned_or_raised(asynchronous, r
         assert round(times[1] - times[0]) == 30
         [letter] = shop.dead()
         assert (letter.reason, letter.attempt, letter.error) == ("no-such-customer", 2, None)
+
+
+async def never_awaited() -> None:
+    raise AssertionError
+
+
+MISTAKES = [
+    (lambda: Reject, r'the class Reject; write `return Reject\("why"\)`'),
+    (lambda: Retry, r'the class Retry; write `return Retry\("why"\)`'),
+    (lambda: (Reject, "why"), "the class Reject"),
+    (lambda: ValueError, r"the class ValueError; write `raise ValueError\(…\)`"),
+    (lambda: ValueError("no price"), "a ValueError; raise it"),
+    (lambda: (one for one in ()), "a generator, which has run nothing yet"),
+    (never_awaited, "a coroutine that nobody awaits; write `return await …`"),
+]
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize(("mistake", "said"), MISTAKES)
+async def test_what_nobody_can_have_meant_to_return_is_an_error_and_no_ack(mistake, said, around):
+    async def bill(order: Order) -> object:
+        return mistake()
+
+    middleware = [timeout(30)] if around else []
+    async with TestApp(an_app(bill, max_attempts=1, middleware=middleware)) as shop:
+        await shop.publish("orders", Order(1))
+        [letter] = shop.dead()
+    assert letter.reason == "gave-up"
+    assert re.search(rf"bill \(.*test_app.py:\d+\) returned {said}", letter.error)
+
+
+@pytest.mark.parametrize("around", [False, True])
+async def test_a_plain_function_that_returns_what_it_should_raise_is_no_ack_either(around):
+    def bill(order: Order) -> object:
+        return Reject
+
+    middleware = [timeout(30)] if around else []
+    async with TestApp(an_app(bill, max_attempts=1, middleware=middleware)) as shop:
+        await shop.publish("orders", Order(1))
+        [letter] = shop.dead()
+    assert "returned the class Reject" in letter.error
 
 
 async def test_a_retry_for_ever_ends_in_the_dead_letters_with_its_reason():

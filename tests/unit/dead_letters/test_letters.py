@@ -4,13 +4,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
 from penstock import App, DeadLetterPolicy, Message, PubSub, Reject, Selection, connect
 from penstock.dead_letters.letters import DeadLetters
 from penstock.dead_letters.marks import mark, read_marks
-from penstock.errors import InvalidArgumentError, NotFoundError, UnimplementedError
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnimplementedError,
+)
 from penstock.message import PublishFault, Record
 from penstock.testing import TestApp, VirtualClock, eventually
 from tests.support.shop import Order
@@ -325,6 +331,44 @@ async def test_a_letter_that_does_not_say_where_it_came_from_needs_to_be_told():
         await pubsub.topic("dead").publish_message(b"by hand")
         result = await pubsub.dead_letters("dead").replay(EVERYTHING)
         assert "does not say where it came from" in str(result.failed[1])
+
+
+@pytest.mark.parametrize("deed", ["discard", "replay"])
+async def test_a_live_topic_that_was_named_by_a_slip_is_left_as_it_is(deed):
+    async with graves() as (shop, letters, _):
+        live = shop.app.pubsub.dead_letters("orders")
+        change = live.discard if deed == "discard" else partial(live.replay, to="elsewhere")
+        await shop.app.pubsub.topic("elsewhere").create(message_retention=60)
+        before = len(shop.records("orders"))
+        with pytest.raises(FailedPreconditionError, match=r"'orders' .* 'orders-dead'\? .*--force"):
+            await change(EVERYTHING)
+        await shop.idle()
+        assert len(shop.records("orders")) == before
+        assert shop.records("elsewhere") == []
+        # It may be meant all the same.
+        await change(EVERYTHING, force=True)
+        await shop.idle()
+        assert len(shop.records("orders")) == before + 1
+        assert await live.count() == 0 and await letters.count() == 3
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        {"dead-letter-reason": "bug"},
+        {"x-dead-letter": "true", "x-dlq-reason": "malformed_json"},
+        {"CloudPubSubDeadLetterSourceSubscription": "billing"},
+    ],
+)
+async def test_what_was_put_by_hand_beside_letters_of_any_kind_can_be_discarded(letter):
+    async with PubSub(clock=VirtualClock()) as pubsub:
+        await pubsub.topic("dead").create(message_retention=60)
+        for attributes in ({}, letter):
+            await pubsub.topic("dead").publish_message(b"x", attributes)
+        letters = pubsub.dead_letters("dead")
+        assert [one.by_hand async for one in letters.read()] == [True, False]
+        assert await letters.discard(Selection(sequences=frozenset([1]))) == 1
+        assert await sequences(letters) == [2]
 
 
 async def test_a_broker_without_a_log_says_what_to_do_instead():

@@ -1,6 +1,8 @@
 """A stage answers for every attempt, whatever its handler does."""
 
 import asyncio
+from collections.abc import Awaitable
+from functools import partial
 
 import pytest
 
@@ -10,7 +12,10 @@ from penstock.jobs import (
     AudioInfo,
     DocumentInfo,
     Done,
+    Job,
     JobStage,
+    Outcome,
+    ProcessingJob,
     Reject,
     Retry,
     Stage,
@@ -131,6 +136,117 @@ def test_limits_are_those_of_the_settings_unless_the_stage_has_its_own():
     assert (plain.time_limit, plain.max_attempts) == (5.0, 7)
     own = stage(raising(AssertionError), time_limit=1.0, max_attempts=2).limited(5.0, 7)
     assert (own.time_limit, own.max_attempts) == (1.0, 2)
+
+
+def plain(job):
+    return Done()
+
+
+def yields(job):
+    yield Done()
+
+
+async def takes_nothing():
+    return Done()
+
+
+async def takes_too_much(job, tools, more):
+    return Done()
+
+
+async def takes_words(job, *, tools):
+    return Done()
+
+
+async def takes_a_dict(job: dict) -> Done:
+    return Done()
+
+
+async def returns_nothing(job) -> None:
+    pass
+
+
+async def returns_text(job) -> "str | None":
+    return "done"
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (plain, "is not async; write `async def`"),
+        (yields, "yields; write `async def` and `return`"),
+        (takes_nothing, "takes nothing; write one that takes a job, or a job and the tools"),
+        (takes_too_much, "takes job, tools, more; write"),
+        (takes_words, "takes job, tools; write"),
+        (takes_a_dict, "takes dict; write one that takes Job"),
+        (returns_nothing, "returns None; write one that returns Done, Retry, Reject"),
+        (returns_text, "returns"),
+    ],
+)
+def test_a_handler_that_can_never_work_is_refused_where_it_is_declared(handler, said):
+    named = rf"stage 'transcription', {handler.__name__} \(.*test_stage.py:\d+\), {said}"
+    with pytest.raises(InvalidArgumentError, match=named):
+        stage(handler)
+
+
+def test_a_handler_of_another_pipelines_jobs_is_refused_with_its_pipeline():
+    class Laundry(Job, frozen=True, kw_only=True, tag="laundry"):
+        pass
+
+    async def wash(job: Laundry) -> Done:
+        return Done()
+
+    washing = Stage(
+        name="washing", consumes=JobStage.TRANSCRIPT_COMPLETE, emits="Washed", handler=wash
+    )
+    with pytest.raises(InvalidArgumentError, match="takes Laundry; write one that takes AudioJob"):
+        MEDIA.then(washing)
+
+
+class Machine:
+    async def work(self, job: ProcessingJob, tools: "NotImportable") -> Outcome:  # noqa: F821
+        return Done()
+
+    async def __call__(self, job: Job) -> Done | Retry:
+        return Done()
+
+
+def hands_on(job: Job) -> Awaitable[Outcome]:
+    return Machine()(job)
+
+
+async def takes_any(*job, **more):
+    return Done()
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        Machine(),
+        Machine().work,
+        partial(Machine.work, Machine()),
+        lambda job: hands_on(job),
+        hands_on,
+        takes_any,
+    ],
+)
+def test_a_handler_may_be_anything_that_can_be_called_and_awaited(handler):
+    assert stage(handler).handler is handler
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"time_limit": 0}, "time_limit of stage 'transcription' must be between"),
+        ({"time_limit": "30"}, "time_limit of stage 'transcription' must be seconds, not str"),
+        ({"time_limit": float("nan")}, "time_limit of stage 'transcription' must be between"),
+        ({"max_attempts": 0}, "max_attempts of stage 'transcription' must be a whole number"),
+        ({"max_attempts": 2.5}, "max_attempts of stage 'transcription' must be a whole number"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused_where_they_are_declared(limits, said):
+    with pytest.raises(InvalidArgumentError, match=said):
+        stage(raising(AssertionError), **limits)
 
 
 async def test_cancelling_the_caller_cancels_the_handler():

@@ -26,7 +26,7 @@ DONE_BY_THE_CLIENT = {
     "sets_deadlines": "test_a_handler_may_ask_for_more_time_than_the_deadline",
 }
 # Nobody can ask for it, so nobody can be refused.
-NOT_ASKED_FOR = {"durable"}
+NOT_ASKED_FOR = {"counts_releases", "durable"}
 
 
 @pytest.mark.parametrize("flag", FLAGS)

@@ -182,7 +182,7 @@ class NatsAdmin:
         )
         if consumer.config.dead_letter_policy is not None:
             await self._mover.forget(consumer)
-            await self._releases.forget(consumer)
+        await self._releases.forget(consumer)
 
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
         if topic is not None:

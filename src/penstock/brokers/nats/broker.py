@@ -62,6 +62,7 @@ class NatsBroker:
         ordering=True,
         exactly_once=True,
         delivery_attempts=True,
+        counts_releases=True,
         dedupe=True,
         push=True,
         subjects=True,
@@ -319,6 +320,16 @@ class NatsBroker:
             for sequence, answer in _told(acks):
                 queue.settled(sequence, answer)
         return responses
+
+    async def note_releases(self, subscription: str) -> None:
+        consumer = await self._catalogue.consumer(subscription)
+        await self._releases.prepare()
+        self._releases.follow(consumer)
+
+    async def attempt(self, subscription: str, ack_id: str) -> int:
+        consumer = await self._catalogue.consumer(subscription)
+        lent = parse_ack_subject(ack_id.encode())
+        return max(lent.delivered - await self._releases.count(consumer, lent.sequence), 1)
 
     async def _answer(
         self, consumer: Consumer, settlement: Settlement, loans: Loans | None

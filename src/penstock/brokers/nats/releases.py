@@ -1,8 +1,9 @@
 """Deliveries that nobody saw: the server counts them as attempts, and here they are counted apart.
 
-What a subscription with a dead-letter policy gives back unseen is noted in a stream, one message on
-a subject of its own each time, and taken off the server's count where that decides: before a
-message is given up. A stream, because the next attempt may be another process's.
+What a subscription gives back unseen that has a dead-letter policy, or whose app counts attempts,
+is noted in a stream, one message on a subject of its own each time, and taken off the server's
+count where that decides: before a message is given up. A stream, because the next attempt may be
+another process's.
 """
 
 from __future__ import annotations
@@ -49,8 +50,7 @@ class Releases:
 
     def follow(self, consumer: Consumer) -> None:
         """Note what this subscription gives back."""
-        if consumer.config.dead_letter_policy is not None:
-            self._followed.add((consumer.stream, consumer.name))
+        self._followed.add((consumer.stream, consumer.name))
 
     def giving_back(self, ack_ids: list[bytes]) -> list[tuple[bytes, bytes]]:
         """What to publish, as subjects and payloads, to give these deliveries back."""

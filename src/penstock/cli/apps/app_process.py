@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
 import msgspec
 
+from penstock.cli.apps.ending import STOPPED_AT_ONCE, Ending
 from penstock.cli.apps.loading import load_app
 from penstock.cli.apps.log_lines import write_logs
 from penstock.cli.apps.pages import Page, serving
@@ -58,7 +58,12 @@ def run_process(orders: Orders) -> int:
     """Run the app until a signal; returns the exit code."""
     write_logs(orders.log_level, as_json=orders.log_json)
     try:
-        return asyncio.run(_run(_load(orders), orders))
+        app = _load(orders)
+        with Ending(drain=orders.drain, code=FAILED) as ending:
+            return asyncio.run(_run(app, orders, ending))
+    except asyncio.CancelledError:
+        _log.warning(STOPPED_AT_ONCE)
+        return FAILED
     except (InvalidArgumentError, NotFoundError) as error:
         _log.error("%s", error)
         return MISTAKEN
@@ -88,25 +93,28 @@ def _load(orders: Orders) -> App:
     return app
 
 
-async def _run(app: App, orders: Orders) -> int:
+async def _run(app: App, orders: Orders, ending: Ending) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    work = asyncio.ensure_future(_work(app, orders, stop))
-
-    def on_signal() -> None:
-        if stop.is_set():
-            work.cancel()
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    work = asyncio.ensure_future(_work(app, orders, stop, ending))
+    ending.attach(
+        stop=lambda: _soon(loop, stop.set),
+        cancel=lambda: _soon(loop, work.cancel),
+    )
+    code = FAILED
     try:
-        return await work
-    except asyncio.CancelledError:
-        _log.warning("Stopped at once: what was in hand will be delivered again")
-        return FAILED
+        code = await work
+        return code
+    finally:
+        if not work.cancelled():
+            ending.done(code)
 
 
-async def _work(app: App, orders: Orders, stop: asyncio.Event) -> int:
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # It has ended by itself.
+        loop.call_soon_threadsafe(call)
+
+
+async def _work(app: App, orders: Orders, stop: asyncio.Event, ending: Ending) -> int:
     async with AsyncExitStack() as stack:
         await _serve_pages(app, orders, stack)
         if orders.pipe is not None:
@@ -118,6 +126,7 @@ async def _work(app: App, orders: Orders, stop: asyncio.Event) -> int:
         try:
             await app.wait(stop)
         finally:
+            ending.begin()
             _log.info("Draining, for at most %g s", orders.drain)
             report = await app.stop(timeout=orders.drain)
             if report.clean:

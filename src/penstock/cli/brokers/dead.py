@@ -35,6 +35,9 @@ Numbers = Annotated[
 ]
 Settled = Annotated[bool, typer.Option("--settled", help="Also what was replayed or discarded.")]
 All = Annotated[bool, typer.Option("--all", help="All of them, when nothing else is asked for.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Though nothing in the topic says that it is a dead letter.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
 
 
@@ -138,6 +141,7 @@ def replay(
     numbers: Numbers = None,
     to: Annotated[str | None, typer.Option(help="To this topic, not where they came from.")] = None,
     everything: All = False,
+    force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
     """Send letters again, under new ids. Interrupted, it can be run again."""
@@ -146,6 +150,8 @@ def replay(
     async def work(pubsub: PubSub) -> Replay | None:
         letters = pubsub.dead_letters(topic)
         total = await letters.count(selection)
+        if total and to is not None and not force:
+            await letters.check()
         if dry_run:
             _say_dry(total, "would be sent again", wanted.json)
             return None
@@ -153,6 +159,7 @@ def replay(
             return await letters.replay(
                 selection,
                 to=to,
+                force=force,
                 on_progress=lambda r: advance(r.replayed + r.repeated + len(r.failed)),
             )
 
@@ -170,6 +177,7 @@ def discard(
     topic: TopicName,
     numbers: Numbers = None,
     everything: All = False,
+    force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
     """Put letters away: they are not listed any more, and gone when the topic forgets them."""
@@ -178,11 +186,13 @@ def discard(
     async def work(pubsub: PubSub) -> int | None:
         letters = pubsub.dead_letters(topic)
         total = await letters.count(selection)
+        if total and not force:
+            await letters.check()
         if dry_run:
             _say_dry(total, "would be discarded", wanted.json)
             return None
         with _bar("Discarding", total) as advance:
-            return await letters.discard(selection, on_progress=advance)
+            return await letters.discard(selection, force=force, on_progress=advance)
 
     count = with_pubsub(wanted.url, work)
     if count is not None and wanted.json:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -14,21 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.broker import Extent, Log, SubscriptionStatus
-from penstock.capabilities import log_of
-from penstock.cli.brokers.broker import (
-    AsJson,
-    BrokerUrl,
-    moment,
-    print_json,
-    printable,
-    safe,
-    with_pubsub,
-)
+from penstock.broker import SubscriptionStatus
+from penstock.cli.brokers.broker import AsJson, BrokerUrl, moment, print_json, with_pubsub
+from penstock.cli.brokers.tailing import tail, until_interrupted
 from penstock.client import PubSub
-from penstock.clock import PreciseTime
 from penstock.errors import InvalidArgumentError, UnimplementedError
-from penstock.message import Record
 
 topics = typer.Typer(help="Topics of a broker.", no_args_is_help=True)
 subscriptions = typer.Typer(help="Subscriptions of a broker.", no_args_is_help=True)
@@ -40,10 +29,6 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what co
 Since = Annotated[str | None, typer.Option(help="Only since: 2026-01-31T12:00, or 2h.")]
 Where = Annotated[str, typer.Option("--filter", help="Only what this filter lets through.")]
 Bodies = Annotated[bool, typer.Option("--bodies/--no-bodies", help="Show what is in them.")]
-
-# How often a log is asked whether there is more.
-_LOOK_AGAIN = 0.5
-_FIRST_LOOK = 1000
 
 
 @topics.command("list")
@@ -91,6 +76,17 @@ def show_topic(topic: TopicName, url: BrokerUrl = None, json: AsJson = False) ->
     _show(found, json, "No subscriptions.")
 
 
+@topics.command("create")
+def create_topic(topic: TopicName, url: BrokerUrl = None) -> None:
+    """Make a topic as brokers make them by themselves; apps and jobs make those they need."""
+
+    async def work(pubsub: PubSub) -> None:
+        await pubsub.topic(topic).create()
+
+    with_pubsub(url, work)
+    typer.echo(f"Made topic {topic}.")
+
+
 @topics.command("tail")
 def tail_topic(
     topic: TopicName,
@@ -105,9 +101,9 @@ def tail_topic(
     """Show the last messages of a topic, and what comes. Nothing is taken from anybody."""
 
     async def work(pubsub: PubSub) -> None:
-        await _tail(pubsub, topic, last, follow, moment(since), where, bodies, json)
+        await tail(pubsub, topic, last, follow, moment(since), where, bodies, json)
 
-    _until_interrupted(url, work)
+    until_interrupted(url, work)
 
 
 @topics.command()
@@ -125,18 +121,28 @@ def publish(
         str | None, typer.Option("--id", help="Its id: twice with the same stores it once.")
     ] = None,
     lines: Annotated[
-        bool, typer.Option("--lines", help="Each line of the input is a message.")
+        bool,
+        typer.Option(
+            "--lines", help="Each line of the input is a message, without its end; empty ones not."
+        ),
     ] = False,
 ) -> None:
-    """Publish a message, or one a line; prints ids."""
+    """Publish a message, or one a line; prints ids. What is read from the input is published byte
+    by byte as it is, a line end at its end included."""
     attributes = dict(_pair(text) for text in attribute or ())
+    from_input = data is None or data == "-"
+    if message_id == "":
+        raise InvalidArgumentError("--id is empty; leave it out, and the message gets an id")
     if lines and message_id is not None:
         raise InvalidArgumentError("--id is for one message, --lines for many")
-    if data is None or data == "-":
-        source = sys.stdin.buffer
-        bodies = (line.rstrip(b"\r\n") for line in source) if lines else iter([source.read()])
+    if lines and not from_input:
+        raise InvalidArgumentError("--lines is for the input; leave the body out, or --lines")
+    source = sys.stdin.buffer
+    bodies: Iterator[bytes]
+    if lines:
+        bodies = filter(None, (line.rstrip(b"\r\n") for line in source))
     else:
-        bodies = iter([data.encode()])
+        bodies = iter([source.read() if from_input else _bytes(data or "")])
 
     async def work(pubsub: PubSub) -> None:
         handle = pubsub.topic(topic)
@@ -190,6 +196,21 @@ def show_subscription(
         _show_fields(found)
 
 
+@subscriptions.command("create")
+def create_subscription(
+    subscription: SubscriptionName,
+    topic: Annotated[str, typer.Option(help="The topic whose messages it gets from now on.")],
+    url: BrokerUrl = None,
+) -> None:
+    """Make a subscription of a topic; apps and jobs make those they need."""
+
+    async def work(pubsub: PubSub) -> None:
+        await pubsub.subscription(subscription, topic=topic).create()
+
+    with_pubsub(url, work)
+    typer.echo(f"Made subscription {subscription} of topic {topic}.")
+
+
 @subscriptions.command("tail")
 def tail_subscription(
     subscription: SubscriptionName,
@@ -204,94 +225,9 @@ def tail_subscription(
 
     async def work(pubsub: PubSub) -> None:
         config = (await pubsub.subscription(subscription).describe()).config
-        await _tail(pubsub, config.topic, last, follow, moment(since), config.filter, bodies, json)
+        await tail(pubsub, config.topic, last, follow, moment(since), config.filter, bodies, json)
 
-    _until_interrupted(url, work)
-
-
-# Tails.
-
-
-async def _tail(
-    pubsub: PubSub,
-    topic: str,
-    last: int,
-    follow: bool,
-    since: datetime | None,
-    where: str,
-    bodies: bool,
-    json: bool,
-) -> None:
-    log = log_of(await pubsub.broker(), f"Reading topic {topic!r}")
-    extent = await log.extent(topic)
-    for record in await _last(log, topic, extent, last, since, where):
-        _show_record(record, bodies, json)
-    at = extent.last
-    while follow:
-        await asyncio.sleep(_LOOK_AGAIN)
-        extent = await log.extent(topic)
-        async for record in _records(log, topic, at + 1, extent.last, where):
-            _show_record(record, bodies, json)
-        at = max(at, extent.last)
-
-
-async def _last(
-    log: Log, topic: str, extent: Extent, count: int, since: datetime | None, where: str
-) -> list[Record]:
-    """The last so many that match, looked for from the end: a log may be long."""
-    found: list[Record] = []
-    last, step = extent.last, max(count, _FIRST_LOOK)
-    while last >= extent.first and len(found) < count:
-        first = max(extent.first, last - step + 1)
-        looked_at = [record async for record in _records(log, topic, first, last, where)]
-        found = [record for record in looked_at if _is_since(record, since)] + found
-        if looked_at and not _is_since(looked_at[0], since):
-            break
-        last, step = first - 1, step * 4
-    return found[len(found) - min(count, len(found)) :]
-
-
-def _is_since(record: Record, since: datetime | None) -> bool:
-    return since is None or PreciseTime.from_ns(record.publish_time_ns) >= since
-
-
-async def _records(
-    log: Log, topic: str, first: int, last: int, where: str
-) -> AsyncIterator[Record]:
-    if first > last:
-        return
-    async for batch in log.read(topic, first, last, where):
-        for record in batch:
-            yield record
-
-
-def _show_record(record: Record, bodies: bool, json: bool) -> None:
-    time = PreciseTime.from_ns(record.publish_time_ns)
-    if json:
-        about = {
-            "sequence": record.sequence,
-            "message_id": record.message_id,
-            "time": time.isoformat(),
-            "subject": record.subject,
-            "ordering_key": record.ordering_key,
-            "attributes": dict(record.attributes),
-            "bytes": len(record.data),
-        }
-        print_json({**about, "data": record.data} if bodies else about)
-        return
-    attributes = " ".join(f"{key}={value}" for key, value in record.attributes.items())
-    said = f"{record.sequence} {time:%Y-%m-%d %H:%M:%S} {record.message_id} {attributes}".rstrip()
-    typer.echo(typer.style(safe(said), bold=True))
-    if bodies:
-        typer.echo(f"{printable(record.data)}\n")
-    sys.stdout.flush()
-
-
-def _until_interrupted(url: str | None, work: Any) -> None:
-    try:
-        with_pubsub(url, work)
-    except KeyboardInterrupt:
-        typer.echo("")
+    until_interrupted(url, work)
 
 
 # Tables.
@@ -330,6 +266,11 @@ def _show_fields(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if value not in (None, []):
             typer.echo(f"{name.replace('_', ' '):<20}{value}")
+
+
+def _bytes(argument: str) -> bytes:
+    """An argument as it was typed, also where it is no text."""
+    return os.fsencode(argument)
 
 
 def _pair(text: str) -> tuple[str, str]:

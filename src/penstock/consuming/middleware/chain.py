@@ -20,7 +20,8 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from penstock.consuming.declaration import Middleware, Subscriber, underlying, where
+from penstock.callbacks import underlying, where
+from penstock.consuming.declaration import Middleware, Subscriber
 from penstock.errors import InvalidArgumentError
 from penstock.message import Message
 

@@ -70,10 +70,10 @@ class MediaType(_OpenNames):
 
 
 class JobStage(_OpenNames):
-    """Where a job is. `rank` orders the stages of one run; the last three are its ends."""
+    """Where a job is. Its pipeline says how far that is, and how a job may end."""
 
     # The members are those of media jobs. Every pipeline has the first and the last two; which
-    # comes after which, and the rank of each, is the pipeline's to say.
+    # comes after which is the pipeline's to say.
 
     QUEUED = "Queued"
     METADATA_READY = "MetadataReady"

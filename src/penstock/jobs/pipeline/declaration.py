@@ -61,6 +61,7 @@ class Pipeline:
             )
         reached = JobStage.QUEUED
         for stage in self.stages:
+            stage.check_handler(self.jobs)
             self._check(stage, reached)
             reached = stage.emits
             self.settings_of(stage)

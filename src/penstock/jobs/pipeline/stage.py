@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from typing import Any, Protocol, TypeAlias, get_type_hints, runtime_checkable
@@ -16,11 +16,13 @@ from typing import Any, Protocol, TypeAlias, get_type_hints, runtime_checkable
 import msgspec
 from msgspec import Struct
 
+from penstock.config import DAY, check_duration, check_whole
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.model.fields import Word
 from penstock.jobs.model.job import Job, info_type
 from penstock.jobs.model.names import JobStage
+from penstock.jobs.pipeline.handler_check import check_handler
 from penstock.jobs.pipeline.stage_settings import StageDefaults
 from penstock.media.transcript import Segment
 from penstock.outcomes import Reject as Reject
@@ -77,6 +79,7 @@ class Stage:
     `max_attempts`: attempts after which a job that still wants to be retried fails. Both are as the
     settings say unless given here. `defaults`: what the stage's settings are before a file or the
     environment changes them: `{"concurrency": 16, "time_limit": 120.0}`, see `StageSettings`.
+    A handler that can never work, and limits that cannot be, are refused here.
     """
 
     name: str
@@ -91,6 +94,16 @@ class Stage:
     def __post_init__(self) -> None:
         for side in ("consumes", "emits"):
             object.__setattr__(self, side, JobStage.named(getattr(self, side)))
+        self.check_handler((Job,))
+        of = f"of stage {self.name!r}"
+        if self.time_limit is not None:
+            check_duration(f"time_limit {of}", self.time_limit, 0.001, DAY)
+        if self.max_attempts is not None:
+            check_whole(f"max_attempts {of}", self.max_attempts, 1)
+
+    def check_handler(self, jobs: Sequence[type[Job]]) -> None:
+        """`InvalidArgumentError` when it can never work with any of these types of jobs."""
+        check_handler(self.name, self.handler, takes=jobs, returns=(Done, Retry, Reject))
 
     @property
     def takes_tools(self) -> bool:

@@ -23,7 +23,12 @@ from penstock import (
     PushDelivery,
     RetryPolicy,
 )
-from penstock.capabilities import detach_subscription, update_subscription, update_topic
+from penstock.capabilities import (
+    detach_subscription,
+    release_counts_of,
+    update_subscription,
+    update_topic,
+)
 from penstock.config import TopicConfig
 from penstock.errors import FailedPreconditionError, NotFoundError, UnimplementedError
 from penstock.message import Delivery, PublishFault, Receipt, Record, Verb
@@ -94,6 +99,31 @@ class Claims:
         await scene.seconds(2)
         [again] = await scene.pull(sub)
         assert again.record == delivery.record
+
+    @behaviour("counts_releases")
+    async def test_what_was_released_is_told_to_whoever_counts_attempts(self, scene: Scene) -> None:
+        counts = release_counts_of(scene.broker)
+        assert counts is not None
+        topic, sub = await scene.pair()
+        await counts.note_releases(sub.name)
+        for name in (b"unseen", b"seen"):
+            await topic.publish_message(name)
+        for attempt in (1, 2, 3):
+            held: list[Delivery] = []
+            while len(held) < 2:
+                held += await scene.pull(sub)
+            for delivery in held:
+                unseen = delivery.record.data == b"unseen"
+                assert delivery.delivery_attempt == attempt
+                seen = await counts.attempt(sub.name, delivery.ack_id)
+                assert seen == (1 if unseen else attempt)
+                await scene.settle(sub, delivery, Verb.RELEASE if unseen else Verb.NACK)
+        async with scene.another() as other:
+            also = release_counts_of(other)
+            assert also is not None
+            for delivery in held:
+                unseen = delivery.record.data == b"unseen"
+                assert await also.attempt(sub.name, delivery.ack_id) == (1 if unseen else 3)
 
     @behaviour("expectations")
     async def test_a_draft_is_stored_only_if_the_topic_is_as_it_expects(self, scene: Scene) -> None:

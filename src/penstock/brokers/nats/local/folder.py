@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.brokers.nats.local import process as server
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, PenstockError
 
 _log = logging.getLogger("penstock")
 
@@ -86,8 +86,7 @@ class LocalServer:
 
     def enter(self) -> ServerState:
         """Find the server or start it, and be counted among its users."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._locked():
+        with self._made(), self._locked():
             state = self.state() or self._start()
             self._users = (self.directory / "users").open("a")
             fcntl.flock(self._users, fcntl.LOCK_SH)
@@ -107,8 +106,7 @@ class LocalServer:
 
     def keep(self) -> ServerState:
         """Start it if need be, and let it run on when everybody has left."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._locked():
+        with self._made(), self._locked():
             self._kept_file.touch(mode=0o600)
             return self.state() or self._start()
 
@@ -166,6 +164,20 @@ class LocalServer:
             except BlockingIOError:
                 return True
         return False
+
+    @contextmanager
+    def _made(self) -> Iterator[None]:
+        """While files are written in the folder, which is made if need be."""
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            yield
+        except PenstockError:  # Some of them are errors of the system, too.
+            raise
+        except OSError as error:
+            raise FailedPreconditionError(
+                f"{self.directory} cannot be the folder of a local:// broker: {error.strerror}; "
+                "give it one that this user may make and write to"
+            ) from error
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -41,7 +41,12 @@ class NatsOptions:
     @classmethod
     def of(cls, url: str) -> NatsOptions:
         """`nats://[user:password@]host[:port][,host…][?option=value&…]`; `tls://` likewise."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except (
+            ValueError
+        ) as error:  # Of the address it shows nothing, since it may hold a password.
+            raise InvalidArgumentError(f"This is no nats:// address: {error}") from None
         options: dict[str, Any] = {}
         login, _, hosts = parts.netloc.rpartition("@")
         if login:

@@ -1,0 +1,118 @@
+"""The end of a process: asked once it drains; asked twice, or too late, it ends all the same.
+
+A thread listens, because an event loop hears nothing while a handler blocks it, and waits for ever
+for one that refuses to be cancelled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from select import select
+from typing import Any, Self
+
+from penstock.cli.apps.log_lines import last_words
+
+STOPPED_AT_ONCE = "Stopped at once: what was in hand will be delivered again"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# After draining: what was cancelled cleans up, connections are closed. A supervisor waits longer.
+_GRACE = 8.0
+# What goes without waiting for anybody: cancelling, and letting go.
+_AT_ONCE = 1.0
+
+
+class Ending:
+    """Hears SIGINT and SIGTERM while entered, in the main thread.
+
+    The first asks the app to stop, which may take `drain` seconds and a few to clean up. The second
+    cancels it, which may take a second. Who takes longer is ended with `code`, and a line says so.
+    """
+
+    def __init__(self, *, drain: float, code: int) -> None:
+        self._drain = drain
+        self._code = code
+        self._late = f"Not done within {drain:g} s: what was in hand will be delivered again"
+        self._until: float | None = None
+        self._ears, self._mouth = socket.socketpair()
+        self._by_system = self._by_python = self._by_app = self._heeded = 0
+        self._stop: Callable[[], None] | None = None
+        self._cancel: Callable[[], None] | None = None
+        self._before: list[Any] = []
+        self._wakes = -1
+
+    def attach(self, *, stop: Callable[[], None], cancel: Callable[[], None]) -> None:
+        """What the first and the second signal call, in the thread that listens."""
+        self._cancel, self._stop = cancel, stop
+        self._wake()
+
+    def begin(self) -> None:
+        """The app ends for a reason of its own: it has as long as after a signal."""
+        self._by_app = 1
+        self._wake()
+
+    def done(self, code: int) -> None:
+        """All that matters is done: whatever still runs has a second."""
+        self._code, self._late = code, "What did not let itself be cancelled was ended"
+        self._hurry(_AT_ONCE)
+        self._wake()
+
+    def __enter__(self) -> Self:
+        self._mouth.setblocking(False)
+        # The system writes there at once. What Python calls waits until the main thread is back
+        # from wherever it is; it counts when somebody else took over what wakes us.
+        self._wakes = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        self._before = [signal.signal(number, self._on_signal) for number in _SIGNALS]
+        threading.Thread(target=self._listen, name="ending", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in zip(_SIGNALS, self._before, strict=True):
+            signal.signal(number, before)
+        signal.set_wakeup_fd(self._wakes)
+        self._mouth.close()
+
+    def _on_signal(self, *_: object) -> None:
+        self._by_python += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):
+            self._mouth.send(b"\0")
+
+    def _listen(self) -> None:
+        with self._ears:
+            while True:
+                left = None if self._until is None else max(self._until - time.monotonic(), 0.0)
+                if not select([self._ears], [], [], left)[0]:
+                    self._end(self._late)
+                heard = self._ears.recv(64)
+                if not heard:
+                    return
+                self._by_system += sum(number in _SIGNALS for number in heard)
+                if self._stop is not None and self._cancel is not None:
+                    self._heed(self._stop, self._cancel)
+
+    def _heed(self, stop: Callable[[], None], cancel: Callable[[], None]) -> None:
+        before, self._heeded = self._heeded, max(self._by_system, self._by_python, self._by_app)
+        if before < 1 <= self._heeded:
+            self._hurry(self._drain + _GRACE)
+            stop()
+        if before < 2 <= self._heeded:
+            self._late = STOPPED_AT_ONCE
+            self._hurry(_AT_ONCE)
+            cancel()
+        if before < 3 <= self._heeded:
+            self._end(STOPPED_AT_ONCE)
+
+    def _hurry(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._until = until if self._until is None else min(until, self._until)
+
+    def _end(self, why: str) -> None:
+        last_words(why)
+        os._exit(self._code)
