@@ -185,7 +185,7 @@ async def test_without_a_server_to_start_it_says_what_to_install(tmp_path, monke
 
 
 async def test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.brokers.nats.local.folder._CONFIG", "nonsense {{ {run}")
+    monkeypatch.setattr("penstock.brokers.nats.local.state._CONFIG", "nonsense {{ {run}")
     with pytest.raises(UnavailableError, match=r"did not start.*server\.log"):
         async with PubSub(f"local://{tmp_path}"):
             pass

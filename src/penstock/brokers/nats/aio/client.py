@@ -120,6 +120,12 @@ class SteadyClient(nats.aio.client.Client):
         self.options["allow_reconnect"] = True
         self.options["max_reconnect_attempts"] = -1
 
+    def lead_to(self, servers: list[str], user: str | None, password: str | None) -> None:
+        """Connect to these from now on, and with this login."""
+        if not self.is_closed:
+            self.set_server_pool(servers)
+        self.options["user"], self.options["password"] = user, password
+
     def abort(self) -> None:
         """Drop the connection without waiting for a peer that may never read again."""
         writer = getattr(self._transport, "_io_writer", None)

@@ -7,6 +7,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import nkeys  # type: ignore[import-untyped]
@@ -120,6 +121,14 @@ class Connection:
         block, answer = await self._asking.ask(api_subject(subject), encode_request(body))
         check_responders(block, unanswered)
         return decode_answer(answer, missing)
+
+    def lead_to(self, url: str) -> None:
+        """The server is elsewhere now: the next connection is made to `url`."""
+        now = NatsOptions.of(url)
+        self.options = replace(
+            self.options, servers=now.servers, user=now.user, password=now.password
+        )
+        self._client.lead_to(now.servers, now.user, now.password)
 
     async def ping(self) -> float:
         """Seconds of a round trip to the server."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.brokers.nats.local.folder import LocalServer, folder_of
+from penstock.brokers.nats.local.state import ServerState
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.sync.ranges import NatsRangeLog
 from penstock.errors import InvalidArgumentError
@@ -13,7 +14,7 @@ class LocalRangeLog(NatsRangeLog):
 
     def __init__(self, url: str) -> None:
         self._folder = folder_of(url)
-        self._entered: list[LocalServer] = []
+        self._entered: LocalServer | None = None
         super().__init__(self._options)
 
     def _options(self) -> NatsOptions:
@@ -22,15 +23,22 @@ class LocalRangeLog(NatsRangeLog):
                 f"There is no local server in {self._folder} on this machine; create its topics "
                 "first. With readers on other machines use nats://HOST"
             )
-        state = self._entered[-1].state() if self._entered else None
-        if state is None:
-            # What has entered stays: leaving would forget the port others know.
-            self._entered.append(LocalServer(self._folder))
-            state = self._entered[-1].enter()
-        return NatsOptions.of(state.address)
+        return NatsOptions.of(self._server().address)
+
+    def _server(self) -> ServerState:
+        if self._entered is not None:
+            state = self._entered.revive()
+            if state is not None:
+                return state
+            # It was stopped, and we are still here.
+            self._entered.leave()
+        entering = LocalServer(self._folder)
+        state = entering.enter()
+        self._entered = entering
+        return state
 
     def close(self) -> None:
         super().close()
-        for local in self._entered:
-            local.leave()
-        self._entered.clear()
+        if self._entered is not None:
+            self._entered.leave()
+            self._entered = None
