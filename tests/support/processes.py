@@ -1,5 +1,6 @@
-"""Commands of ours in processes of their own."""
+"""Commands of ours, in this process and in processes of their own."""
 
+import io
 import os
 import signal
 import subprocess
@@ -8,10 +9,69 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
+from unittest import mock
+
+from penstock.cli.main import main
 
 PENSTOCK = Path(sys.executable).parent / "penstock"
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err
+
+
+def command(*words: str, **environment: str) -> Ended:
+    """`penstock` with these words, to its end, in a process of its own, with no settings but
+    these."""
+    ran = subprocess.run(
+        [PENSTOCK, *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=settings(**environment),
+    )
+    return Ended(ran.returncode, ran.stdout, ran.stderr)
+
+
+def command_here(*words: str, **environment: str) -> Ended:
+    """The same in this process: starting another costs more than all that most commands do.
+
+    A traceback, which a person would see, is raised.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["penstock", *words]),
+        mock.patch.dict(os.environ, settings(**environment), clear=True),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+            code: str | int | None = 0
+        except SystemExit as end:
+            code = end.code
+    if isinstance(code, str):
+        err.write(f"{code}\n")
+        code = 1
+    return Ended(code or 0, out.getvalue(), err.getvalue())
+
+
+def settings(**environment: str) -> dict[str, str]:
+    """An environment with these settings and none that somebody has."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    return {**kept, "COLUMNS": "120", **environment}
 
 
 class Running:

@@ -1,17 +1,12 @@
 """`penstock db`, as a person types it, on both databases."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import asyncio
 
 import pytest
 
 from penstock.transactional import Database, schema
+from tests.support.processes import command, command_here
 from tests.support.released_tables import make_released_database
-
-PENSTOCK = Path(sys.executable).parent / "penstock"
-pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -21,45 +16,41 @@ def url(request, tmp_path) -> str:
     return request.getfixturevalue("postgres").new_database()
 
 
-def penstock(*words: str, **environment: str) -> tuple[int, str, str]:
-    ran = subprocess.run(
-        [PENSTOCK, *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    return ran.returncode, ran.stdout, ran.stderr
-
-
-async def test_a_released_database_is_shown_written_down_and_upgraded(url):
-    async with Database(url) as database:
-        await make_released_database(database)
-    code, said, _ = penstock("db", "status", PENSTOCK_DATABASE=url)
+def test_a_released_database_is_shown_written_down_and_upgraded(url):
+    asyncio.run(release(url))
+    code, said, _ = command_here("db", "status", PENSTOCK_DATABASE=url)
     assert code == 1
     assert "outbox   no version, needs outbox_2" in said
     assert "inbox    not there; made when first used" in said
-    code, written, _ = penstock("db", "sql", "--database", url)
+    code, written, _ = command_here("db", "sql", "--database", url)
     assert code == 0 and "INSERT INTO penstock_schema" in written
-    code, said, _ = penstock("db", "upgrade", "--database", url)
+    code, said, _ = command("db", "upgrade", "--database", url)
     assert code == 0 and "outbox   outbox_2 (was: no version)" in said
-    assert penstock("db", "upgrade", "--database", url)[:2] == (0, "Nothing to do.\n")
-    code, said, _ = penstock("db", "status", PENSTOCK_DATABASE=url)
+    assert command_here("db", "upgrade", "--database", url)[:2] == (0, "Nothing to do.\n")
+    code, said, _ = command_here("db", "status", PENSTOCK_DATABASE=url)
     assert code == 0 and "jobs_3, up to date" in said
+    assert all(one.current for one in asyncio.run(status(url)) if one.exists)
+
+
+async def release(url):
     async with Database(url) as database:
-        assert all(one.current for one in await schema.status(database) if one.exists)
+        await make_released_database(database)
+
+
+async def status(url):
+    async with Database(url) as database:
+        return await schema.status(database)
 
 
 def test_everything_can_be_made_ahead_by_somebody_who_may(url):
-    code, said, _ = penstock("db", "upgrade", "--all", "--database", url)
+    code, said, _ = command_here("db", "upgrade", "--all", "--database", url)
     assert code == 0 and "inbox    inbox_1 (was: not there)" in said
-    code, said, _ = penstock("db", "status", "--database", url)
+    code, said, _ = command_here("db", "status", "--database", url)
     assert code == 0 and said.count("up to date") == len(schema.PARTS)
 
 
 def test_without_a_database_it_says_how_to_name_one():
-    code, _, said = penstock("db", "status")
+    code, _, said = command_here("db", "status")
     assert code == 1 and "set PENSTOCK_DATABASE" in said
-    code, _, said = penstock("db", "status", "--database", "mysql://secret@host/x")
+    code, _, said = command_here("db", "status", "--database", "mysql://secret@host/x")
     assert code == 1 and "No database for mysql://" in said and "secret" not in said

@@ -52,7 +52,7 @@ def folder(tmp_path, name):
     return tmp_path
 
 
-def write(folder, name, word="once"):
+def write(folder, name, word="first"):
     (folder / "shop.py").write_text(APP.format(name=name, word=word))
 
 

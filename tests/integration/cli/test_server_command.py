@@ -1,40 +1,30 @@
-"""The command line, as a person types it."""
+"""`penstock server`, as a person types it."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-PENSTOCK = Path(sys.executable).parent / "penstock"
-
-
-def penstock(*words: str) -> tuple[int, str]:
-    ran = subprocess.run(
-        [PENSTOCK, *words], capture_output=True, text=True, timeout=30, check=False
-    )
-    return ran.returncode, ran.stdout + ran.stderr
+from tests.support.processes import command, command_here
 
 
 def test_a_server_can_be_started_looked_at_and_stopped(tmp_path):
     folder = str(tmp_path / "data")
-    assert penstock("server", "status", folder) == (1, f"Not running: {folder}\n")
-    assert penstock("server", "stop", folder) == (0, "It was not running.\n")
-    code, said = penstock("server", "start", folder)
-    assert code == 0
-    assert "survives a power failure" in said
-    process = re.search(r"process (\d+)", said)
+    assert command_here("server", "status", folder)[:2] == (1, f"Not running: {folder}\n")
+    assert command_here("server", "stop", folder)[:2] == (0, "It was not running.\n")
+    # In a process of its own, which the server outlives.
+    started = command("server", "start", folder)
+    assert started.code == 0
+    assert "survives a power failure" in started.said
+    process = re.search(r"process (\d+)", started.said)
     assert process is not None
-    assert process[1] in penstock("server", "start", folder)[1]
-    code, said = penstock("server", "status", folder)
+    assert process[1] in command_here("server", "start", folder).said
+    code, said, _ = command_here("server", "status", folder)
     assert code == 0
     assert process[1] in said
-    assert penstock("server", "stop", folder) == (0, "Stopped.\n")
-    assert penstock("server", "status", folder)[0] == 1
+    assert command_here("server", "stop", folder)[:2] == (0, "Stopped.\n")
+    assert command_here("server", "status", folder).code == 1
 
 
 def test_without_words_it_shows_what_there_is():
-    _, said = penstock()
-    assert "server" in said
-    _, said = penstock("server")
-    for command in ("start", "stop", "status"):
-        assert command in said
+    assert "server" in command().said
+    said = command_here("server").said
+    for word in ("start", "stop", "status"):
+        assert word in said

@@ -2,11 +2,9 @@
 
 import http.server
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -18,21 +16,16 @@ import pytest
 
 from penstock.cli.jobs.jobs import _kind_of
 from penstock.jobs import MediaType
+from tests.support.processes import PENSTOCK, command, command_here, settings
 
 pytestmark = pytest.mark.timeout(600)
-PENSTOCK = Path(sys.executable).parent / "penstock"
 SAMPLES = Path(__file__).parents[3] / "examples" / "media"
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
 
 
-def penstock(*words, api=None, **environment):
-    env = {**CLEAN, "COLUMNS": "120", **environment}
-    if api:
-        env["PENSTOCK_API_URL"] = api
-    ran = subprocess.run(
-        [PENSTOCK, *words], capture_output=True, text=True, timeout=300, check=False, env=env
-    )
-    return ran.returncode, ran.stdout + ran.stderr
+def penstock(*words, api=None, run=command_here, **environment):
+    where = {"PENSTOCK_API_URL": api} if api else {}
+    ended = run(*words, **where, **environment)
+    return ended.code, ended.said
 
 
 @contextmanager
@@ -43,7 +36,7 @@ def running(*words, until=None, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**CLEAN, "PYTHONUNBUFFERED": "1", "COLUMNS": "120", **environment},
+        env=settings(PYTHONUNBUFFERED="1", **environment),
     )
     try:
         said = ""
@@ -89,6 +82,7 @@ def test_files_are_submitted_and_followed_to_their_end(api):
     code, said = penstock(
         *("jobs", "submit", "--wait", str(SAMPLES / "weather.wav"), str(SAMPLES / "note.pdf")),
         api=api,
+        run=command,
     )
     assert code == 0
     assert said.count("TranscriptComplete") == 2
@@ -197,7 +191,7 @@ def test_settings_that_are_not_utf8_are_one_line(tmp_path):
 def test_a_port_for_metrics_that_is_taken_is_an_error_that_says_so(system, tmp_path):
     port = re.search(r":(\d+)/", system.metrics)[1]
     where = ("--url", f"local://{tmp_path}/broker", "--database", f"sqlite:///{tmp_path}/jobs.db")
-    code, said = penstock("worker", "metadata", *where, "--metrics-port", port)
+    code, said = penstock("worker", "metadata", *where, "--metrics-port", port, run=command)
     assert code == 1 and "choose another port" in said and "Traceback" not in said
 
 
@@ -303,7 +297,7 @@ def test_waiting_goes_on_when_the_api_comes_back(tmp_path):
         address = re.search(r"http://\S+", said)[0]
         waiting = subprocess.Popen(
             [PENSTOCK, "jobs", "submit", "--wait", "--remote", "note.txt"],
-            env={**CLEAN, "PENSTOCK_API_URL": address},
+            env=settings(PENSTOCK_API_URL=address),
             stdout=subprocess.DEVNULL,
         )
         ends = time.monotonic() + 300
@@ -325,7 +319,7 @@ def test_a_server_that_stops_while_somebody_watches_ends_in_time(tmp_path):
         address = re.search(r"http://\S+", said)[0]
         watcher = subprocess.Popen(
             [PENSTOCK, "jobs", "watch", "--patience", "2"],
-            env={**CLEAN, "PENSTOCK_API_URL": address},
+            env=settings(PENSTOCK_API_URL=address),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
