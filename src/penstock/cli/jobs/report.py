@@ -25,7 +25,10 @@ def show(console: Console, report: Report, names: Sequence[str], rows: Sequence[
         return
     table = Table(title=report.title, title_justify="left", title_style="bold", box=None)
     for name in names:
-        table.add_column(name, justify="left" if _is_text(rows, name) else "right")
+        # Two words may stand on two lines where a terminal is narrow.
+        table.add_column(
+            name.replace("_", " "), justify="left" if _is_text(rows, name) else "right"
+        )
     table.add_column("")
     most = max((float(row[report.bar] or 0) for row in rows), default=0.0)
     for row in rows:
