@@ -8,6 +8,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select, text, update
@@ -44,16 +45,20 @@ class Scene:
     async def broker(self) -> Broker:
         return await self.api.connection.broker()
 
-    def drafts(self, count: int, bridge: Bridge) -> list[Draft]:
+    def drafts(self, count: int, bridge: Bridge, keys: int = 0) -> list[Draft]:
+        """Of so many resources in turn, each in its own order; of none, and in no order."""
         subject = bridge.names.source_subject
         made = (
             build(producer="x", event_type="user.created", payload=_PAYLOAD) for _ in range(count)
         )
-        return [one.draft(subject, ordering_key="") for one in made]
+        return [
+            one.draft(subject, ordering_key=f"User/{n % keys}" if keys else "")
+            for n, one in enumerate(made)
+        ]
 
-    async def add(self, count: int) -> None:
+    async def add(self, count: int, keys: int = 0) -> None:
         async with self.database.transaction() as connection:
-            drafts = self.drafts(count, self.api)
+            drafts = self.drafts(count, self.api, keys)
             await self.outbox.add(connection, self.api.names.stream_name, drafts)
 
     async def tell(self, count: int) -> None:
@@ -64,13 +69,13 @@ class Scene:
 
     # Publishing.
 
-    async def relayed(self) -> float:
-        await self.add(_BY_US)
+    async def relayed(self, count: int = _BY_US, keys: int = 0) -> float:
+        await self.add(count, keys)
         relay = Relay(self.database, await self.api.connection.pubsub(), batch=BATCH)
         watch = Stopwatch()
         while await relay.step():
             pass
-        return watch.per(_BY_US)
+        return watch.per(count)
 
     async def relayed_by_hand(self) -> float:
         await self.add(_BY_HAND)
@@ -184,7 +189,13 @@ async def _measure(broker: str, url: str, number: int, name: str) -> list[Row]:
         worker = Bridge(there, here, use_inbox=True, **options)
         async with api, worker:
             scene = Scene(database, Outbox(database), api, worker)
-            relay = await interleaved(REPEATS, by_hand=scene.relayed_by_hand, ours=scene.relayed)
+            relay = await interleaved(
+                REPEATS,
+                by_hand=scene.relayed_by_hand,
+                ours=scene.relayed,
+                many=partial(scene.relayed, keys=1000),
+                one=partial(scene.relayed, _BY_HAND, keys=1),
+            )
             await _drain(scene)
             inbox = await interleaved(REPEATS, by_hand=scene.received_by_hand, ours=scene.received)
             await scene.fill_with_sent(SENT)
@@ -199,6 +210,8 @@ async def _measure(broker: str, url: str, number: int, name: str) -> list[Row]:
     p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
     return [
         _at_least("relay, beside a row at a time", relay, 5),
+        _at_least("the same, events of 1,000 resources", relay, 5, "many"),
+        _at_least("the same, events of one resource", relay, 1, "one"),
         Row(
             what=f"relay with {SENT:,} sent rows, beside none",
             value=f"{statistics.median(slower):5.2f} x the time",
@@ -224,9 +237,9 @@ async def _drain(scene: Scene) -> None:
         await broker.settle(name, [Settlement(one.ack_id, Verb.ACK) for one in got])
 
 
-def _at_least(what: str, figures: dict[str, Figures], least: float) -> Row:
-    values = ratios(figures["by_hand"], figures["ours"])
-    rate = 1 / figures["ours"].median
+def _at_least(what: str, figures: dict[str, Figures], least: float, ours: str = "ours") -> Row:
+    values = ratios(figures["by_hand"], figures[ours])
+    rate = 1 / figures[ours].median
     middle = statistics.median(values)
     return Row(
         what=what,

@@ -31,7 +31,7 @@ class CommitSignals:
     """Calls `wake` on the event loop it was made on when a transaction that was announced here
     commits, whichever thread commits it, and when another process says so.
 
-    Use `listening` to hear of other processes; on SQLite it hears of none.
+    `start` it to hear of other processes; on SQLite it hears of none.
     """
 
     def __init__(self, database: Database, wake: Callable[[], None]) -> None:
@@ -47,7 +47,10 @@ class CommitSignals:
     def announce(self, connection: Connection) -> None:
         """Let the commit of this connection's transaction wake the relay. One of another database
         does too, for nothing."""
-        event.listen(connection, "commit", self._committed, once=True)
+        # Once a connection: SQLAlchemy would take it for known the second time, and `once` would
+        # be over. A wake without a reason costs a look.
+        if not event.contains(connection, "commit", self._committed):
+            event.listen(connection, "commit", self._committed)
 
     def start(self) -> None:
         """Listen to other processes."""

@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
@@ -64,13 +64,14 @@ class RelayStatistics:
 class Relay(AsyncClosing):
     """Publishes the rows of an outbox. Use it with `async with`; run as many as you like.
 
-    `pubsub`: where to publish; closing the relay leaves it open. `batch`, `max_bytes`: of one
-    claim. `lease`: seconds a claim lasts unless renewed; how long the rows of a relay that died
-    have to wait. `poll`: seconds between looks at the database when `wake()` is not called.
-    `retry`: how long a row waits after a failure, and a topic while the broker is out of reach.
-    `max_attempts`: a row that failed so often is dead; a broker out of reach does not count.
-    `timeout`: seconds a publish may take. `checkpoint` is called with the name of each step,
-    `observe` with topic, draft, seconds and error of each publish.
+    `pubsub`: where to publish; closing the relay leaves it open. `topics`: whose rows it publishes,
+    all unless given; relays of several brokers that share an outbox must not take each other's.
+    `batch`, `max_bytes`: of one claim. `lease`: seconds a claim lasts unless renewed; how long the
+    rows of a relay that died have to wait. `poll`: seconds between looks at the database when
+    `wake()` is not called. `retry`: how long a row waits after a failure, and a topic while the
+    broker is out of reach. `max_attempts`: a row that failed so often is dead; a broker out of
+    reach does not count. `timeout`: seconds a publish may take. `checkpoint` is called with the
+    name of each step, `observe` with topic, draft, seconds and error of each publish.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Relay(AsyncClosing):
         pubsub: PubSub,
         *,
         outbox: Outbox | None = None,
+        topics: Collection[str] | None = None,
         batch: int = 500,
         max_bytes: int = 16 * 2**20,
         lease: float = 30.0,
@@ -118,7 +120,7 @@ class Relay(AsyncClosing):
         self._observe = observe
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         # The name may be shared; what is claimed under it must not be.
-        self._claims = Claims(database, f"{self.name}-{secrets.token_hex(6)}", lease)
+        self._claims = Claims(database, f"{self.name}-{secrets.token_hex(6)}", lease, topics)
         self._keyed_first = False
         self._statistics = RelayStatistics()
         self._pauses: dict[str, _Pause] = {}

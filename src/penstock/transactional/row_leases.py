@@ -83,6 +83,22 @@ class Claim:
     rows: Sequence[Claimed]
 
 
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Whose rows are looked for: those of `only`, or all if that is None, but for `without`."""
+
+    only: Collection[str] | None = None
+    without: Collection[str] = ()
+
+    def condition(self) -> list[ColumnElement[bool]]:
+        found: list[ColumnElement[bool]] = [c.topic.not_in(list(self.without))]
+        if self.only is not None:
+            # Not the bare column: planners would take the index of its ids, which has every row
+            # that was ever published.
+            found.append((c.topic + literal_column("''")).in_(list(self.only)))
+        return found
+
+
 @dataclass(slots=True)
 class Outcomes:
     """What became of the rows of a claim, by id. Rows not mentioned are given back."""
@@ -132,12 +148,15 @@ _GIVEN_BACK = _Change({"why": Text()}, lambda given: {"last_error": given["why"]
 
 
 class Claims:
-    """The claims of one relay on one outbox."""
+    """The claims of one relay on one outbox; on rows of some topics `only`, if it says so."""
 
-    def __init__(self, database: Database, owner: str, lease: float) -> None:
+    def __init__(
+        self, database: Database, owner: str, lease: float, only: Collection[str] | None = None
+    ) -> None:
         self._database = database
         self._owner = owner
         self._lease = lease
+        self._only = only
         self._fences = count(1)
 
     async def claim(
@@ -147,14 +166,15 @@ class Claims:
 
         Of rows that waited for their time at most half a batch, so that nobody waits for them.
         """
+        topics = Topics(self._only, without)
         async with self._database.transaction() as connection:
             for keyed in (keyed_first, not keyed_first):
                 choice = _Choice(batch, max_bytes)
                 if keyed:
                     await self._database.lock(connection, _KEYS_LOCK)
-                    await self._choose_keyed(connection, choice, batch, without)
+                    await self._choose_keyed(connection, choice, batch, topics)
                 else:
-                    choice.consider((await connection.execute(_keyless(batch, without))).all())
+                    choice.consider((await connection.execute(_keyless(batch, topics))).all())
                 if choice.ids:
                     return await self._take(connection, list(choice.ids), keyed)
         return None
@@ -163,7 +183,9 @@ class Claims:
         """Seconds until the first row that waits for its time is due; None when none waits."""
         now = database_time()
         first = (
-            select(func.min(c.next_attempt_at)).where(kind, delayed, c.next_attempt_at > now)
+            select(func.min(c.next_attempt_at)).where(
+                kind, delayed, c.next_attempt_at > now, *Topics(self._only).condition()
+            )
             for kind in (is_keyless, is_keyed)
         )
         query = select(*(one.scalar_subquery() - now for one in first))
@@ -172,11 +194,11 @@ class Claims:
         return min((max(0.0, seconds) for seconds in found if seconds is not None), default=None)
 
     async def _choose_keyed(
-        self, connection: AsyncConnection, choice: _Choice, batch: int, without: Collection[str]
+        self, connection: AsyncConnection, choice: _Choice, batch: int, topics: Topics
     ) -> None:
         """Look past keys with many rows, so that they do not hold up the others."""
         for _ in range(_LOOKS):
-            query = _keyed(batch, without, choice.full)
+            query = _keyed(batch, topics, choice.full)
             choice.consider((await connection.execute(query)).all())
             if choice.ended or not choice.full:
                 return
@@ -259,31 +281,31 @@ class Claims:
         return and_(is_pending, c.claimed_by == self._owner, c.fence == claim.fence)
 
 
-def _keyless(batch: int, without: Collection[str]) -> Any:
+def _keyless(batch: int, topics: Topics) -> Any:
     """Rows that nobody has claimed: those that waited and are due, and those that need not wait."""
     now = database_time()
-    free = _rows(null(), is_keyless, without).where(c.lease_until <= now)
+    free = _rows(null(), is_keyless, topics).where(c.lease_until <= now)
     free = free.with_for_update(skip_locked=True)
     due = free.where(delayed, c.next_attempt_at <= now).order_by(c.next_attempt_at)
     return _either(due, free.where(at_once).order_by(c.id), batch)
 
 
-def _keyed(batch: int, without: Collection[str], full: Collection[str]) -> Any:
+def _keyed(batch: int, topics: Topics, full: Collection[str]) -> Any:
     """Rows of keys that nobody has claimed: those before which no row of their key waits, or
     waited; and those that waited, are due and are the first of their key. What follows these is
     free once they are gone: to ask whether all before a row are due would mean to walk over those
     that are not."""
     now = database_time()
     held = select(_key).where(was_claimed, c.lease_until > now).correlate(None)
-    free = _rows(_key, is_keyed, without).where(_key.not_in(held), ~_follows(is_delayed))
+    free = _rows(_key, is_keyed, topics).where(_key.not_in(held), ~_follows(is_delayed))
     due = free.where(delayed, c.next_attempt_at <= now, ~_follows(goes_at_once))
     due = due.order_by(c.next_attempt_at)
     return _either(due, free.where(at_once, _key.not_in(list(full))).order_by(c.id), batch)
 
 
-def _rows(key: Any, kind: ColumnElement[bool], without: Collection[str]) -> Any:
+def _rows(key: Any, kind: ColumnElement[bool], topics: Topics) -> Any:
     size = func.length(c.data).label("size")
-    return select(c.id, size, key.label("key")).where(kind, c.topic.not_in(list(without)))
+    return select(c.id, size, key.label("key")).where(kind, *topics.condition())
 
 
 def _either(due: Any, free: Any, batch: int) -> Any:

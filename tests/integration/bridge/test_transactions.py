@@ -189,6 +189,21 @@ async def test_a_commit_wakes_the_relay_at_once(nats_server, pair, database_url)
         thread.join()
 
 
+async def test_every_commit_of_a_connection_wakes_the_relay(nats_server, pair, database_url):
+    heard = Heard()
+    async with bridges(nats_server, pair, database_url) as scene, scene.worker.consumer(heard):
+        scene.api.relay._poll = 3600
+        await asyncio.sleep(1.2)  # Until it has begun to wait for that long.
+        engine = create_async_engine(scene.async_url)
+        async with engine.connect() as connection:
+            for name in "abc":
+                event = {"event_type": "a.b", "payload": {"name": name}}
+                await scene.api.publish(**event, connection=connection)
+                await connection.commit()
+                await eventually(lambda: heard.names[-1:] == [name], within=60)  # noqa: B023
+        await engine.dispose()
+
+
 async def test_a_commit_of_another_process_wakes_the_relay_on_postgresql(
     nats_server, pair, postgres
 ):

@@ -17,6 +17,7 @@ from penstock.transactional import Database, Outbox, Relay
 from penstock.transactional.row_leases import (
     Claims,
     Outcomes,
+    Topics,
     _keyed,
     _keyless,
 )
@@ -76,6 +77,25 @@ async def test_a_commit_and_a_wake_are_enough(url):
         assert ids(await scene.stored()) == ["m-0", "m-1", "m-2"]
         assert relay.statistics().published == 3
         assert await column(scene, "sequence", "m-2") == 3
+
+
+async def test_a_relay_of_some_topics_leaves_the_rows_of_others_alone(url):
+    """Another broker has those; to try them here would use up their attempts."""
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(3), topic="elsewhere")
+        await scene.add(*drafts(3, "k"), topic="elsewhere")
+        await scene.add(*drafts(1, start=9), topic="elsewhere", after=60)
+        await scene.add(*drafts(3, start=3), *drafts(2, "j"))
+        async with scene.relay(topics=["orders"]) as relay:
+            await until(lambda: _is(scene.outbox.pending(), 7))
+            assert await relay._claims.until_due() is None
+        assert ids(await scene.stored()) == ["m-3", "m-4", "m-5", "j-0", "j-1"]
+        assert await column(scene, "attempts", "m-0") == 0
+        assert await column(scene, "attempts", "k-0") == 0
+
+
+async def _is(found, wanted):
+    return await found == wanted
 
 
 async def test_a_transaction_that_commits_after_a_later_one_is_not_skipped(postgres):
@@ -169,12 +189,13 @@ async def test_of_what_is_due_and_what_is_new_neither_waits_for_the_other(url):
         assert ids(await scene.stored()) == ["m-0", "m-1", "m-20", "m-21"]
 
 
-async def test_a_claim_walks_over_nothing_that_waits(tmp_path):
+@pytest.mark.parametrize("topics", [Topics(), Topics(("orders",)), Topics(("a", "b"), ("c",))])
+async def test_a_claim_walks_over_nothing_that_waits(tmp_path, topics):
     """Each part of a claim finds its rows by an index that has no others."""
     async with outbox_on(f"sqlite:///{tmp_path}/app.db") as scene:
         parts = {
-            _keyless(10, ()): {"keyless", "keyless_delayed"},
-            _keyed(10, (), ()): {"keyed", "keyed_delayed", "claimed", "keys", "delayed_keys"},
+            _keyless(10, topics): {"keyless", "keyless_delayed"},
+            _keyed(10, topics, ()): {"keyed", "keyed_delayed", "claimed", "keys", "delayed_keys"},
         }
         async with scene.database.transaction(reading=True) as connection:
             for query, wanted in parts.items():

@@ -25,7 +25,10 @@ def show(console: Console, report: Report, names: Sequence[str], rows: Sequence[
         return
     table = Table(title=report.title, title_justify="left", title_style="bold", box=None)
     for name in names:
-        table.add_column(name, justify="left" if _is_text(rows, name) else "right")
+        text = any(isinstance(row[name], str) for row in rows)
+        # Two words of a heading may stand on two lines where a terminal is narrow.
+        heading = name.replace("_", " ")
+        table.add_column(heading, justify="left" if text else "right", no_wrap=text)
     table.add_column("")
     most = max((float(row[report.bar] or 0) for row in rows), default=0.0)
     for row in rows:
@@ -36,10 +39,6 @@ def show(console: Console, report: Report, names: Sequence[str], rows: Sequence[
 
 def as_json(names: Sequence[str], rows: Iterable[Any]) -> str:
     return json.dumps([{name: _plain(row[name]) for name in names} for row in rows])
-
-
-def _is_text(rows: Sequence[Any], name: str) -> bool:
-    return any(isinstance(row[name], str) for row in rows)
 
 
 def _text(value: Any) -> str:
