@@ -4,6 +4,8 @@ Strategy" and "Consumer Modes", without a database."""
 import asyncio
 import json
 import logging
+import os
+import signal
 
 import pytest
 
@@ -208,7 +210,8 @@ async def test_an_event_that_was_never_answered_is_given_up_in_the_end():
     """A handler that takes its process along is not tried for ever, and not lost either."""
     handler = Handler()
     async with BridgeKit(max_deliver=2, ack_wait=1) as kit:
-        await kit.tell(event_type="a.b", payload={})
+        # Not under its own id, as a peer's does that the broker does not know ids of.
+        await kit.tell_raw(b'{"event_id": "e-1", "event_type": "a.b", "payload": {}}')
         for _ in range(12):  # Its consumers died with it in hand.
             deliveries = []
             while not deliveries:
@@ -218,9 +221,11 @@ async def test_an_event_that_was_never_answered_is_given_up_in_the_end():
         async with kit.bridge.consumer(handler):
             await kit.processed()
             [letter] = await kit.dead_letters()
+        [(_, draft)] = [one for one in kit.broker.published if "dlq" in one[0]]
     assert handler.events == []
     assert letter.reason == "max_deliver_exceeded" and letter.attempt == 13
     assert "never answered" in (letter.error or "")
+    assert json.loads(draft.attributes["x-dlq-context"])["event_id"] == "e-1"
 
 
 async def test_a_crash_on_the_last_delivery_strands_nothing():
@@ -389,6 +394,50 @@ async def test_a_handler_that_does_not_end_is_cancelled_and_its_event_comes_back
         assert now() - began == pytest.approx(7, abs=0.5) and len(cancelled) == 1
         async with kit.bridge.consumer(Handler()):
             await kit.processed()
+
+
+async def test_a_run_that_is_cancelled_leaves_nothing_running():
+    begun = asyncio.Event()
+
+    async def stuck(_):
+        begun.set()
+        await asyncio.sleep(10_000)
+
+    async with BridgeKit() as kit:
+        consumer = kit.bridge.consumer(stuck)
+        running = asyncio.create_task(consumer.run())
+        await kit.tell(event_type="a.b", payload={})
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not consumer.running
+        status = await kit.broker.admin.describe_subscription("api-workers")
+        assert (status.backlog, status.leased) == (1, 0)
+        async with kit.bridge.consumer(Handler()):
+            await kit.processed()
+
+
+async def test_a_run_that_is_cancelled_while_it_ends_ends_at_once():
+    begun = asyncio.Event()
+
+    async def stuck(_):
+        begun.set()
+        await asyncio.sleep(10_000)
+
+    async with BridgeKit() as kit:
+        consumer = kit.bridge.consumer(stuck, drain_timeout=3600)
+        running = asyncio.create_task(consumer.run())
+        await kit.tell(event_type="a.b", payload={})
+        await begun.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        while consumer.running:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        began = now()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert now() - began < 60
 
 
 async def test_a_handler_may_stop_its_own_consumer():

@@ -102,8 +102,8 @@ class Consumer:
         return self._receiving is not None and self._receiving.done() and not self._stopping
 
     async def run(self) -> CloseReport:
-        """Process events until SIGINT or SIGTERM, then finish what is in hand; a second signal
-        ends it at once. Raises what keeps it from receiving for good."""
+        """Process events until SIGINT or SIGTERM, then finish what is in hand; a second signal, or
+        to cancel this, ends it at once. Raises what keeps it from receiving for good."""
         told = asyncio.Event()
         hurry = asyncio.Event()
 
@@ -112,16 +112,27 @@ class Consumer:
 
         with _signals(on_signal):
             await self.start()
-            assert self._receiving is not None  # noqa: S101
-            waiting = asyncio.ensure_future(told.wait())
-            await asyncio.wait({waiting, self._receiving}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            failed = self._receiving.done() and not self._receiving.cancelled()
-            failure = self._receiving.exception() if failed else None
-            report = await self._stop_unless(hurry)
+            try:
+                failure = await self._failure_before(told)
+                report = await self._stop_unless(hurry)
+            except asyncio.CancelledError:
+                # Whoever cancels it means all of it, and at once.
+                await self.stop(0)
+                raise
             if failure is not None:
                 raise failure
             return report
+
+    async def _failure_before(self, told: asyncio.Event) -> BaseException | None:
+        """Until it is told to end: None. What it ended with by itself."""
+        assert self._receiving is not None  # noqa: S101
+        waiting = asyncio.ensure_future(told.wait())
+        try:
+            await asyncio.wait({waiting, self._receiving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        failed = self._receiving.done() and not self._receiving.cancelled()
+        return self._receiving.exception() if failed else None
 
     async def start(self) -> None:
         """Begin to receive. No effect while it does; a stopped one cannot start again."""
@@ -172,8 +183,10 @@ class Consumer:
     async def _stop_unless(self, hurry: asyncio.Event) -> CloseReport:
         stopping = asyncio.ensure_future(self.stop())
         hurrying = asyncio.ensure_future(hurry.wait())
-        await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-        hurrying.cancel()
+        try:
+            await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurrying.cancel()
         for lane in self._lanes:
             if hurry.is_set():
                 lane.task.cancel()
@@ -193,6 +206,8 @@ class Consumer:
             except PenstockError as error:
                 pause = failures.pause_after(error, asyncio.get_running_loop().time())
                 if pause is None:
+                    durable = self._settings.names.durable
+                    _log.error("Consumer %s ended and receives no more: %s", durable, error)
                     raise
                 _log.warning("Not receiving; trying again in %.1f s: %s", pause, error)
                 await asyncio.sleep(pause)
@@ -256,7 +271,7 @@ class _Lane:
         self._together = 1
         self._waiting: deque[tuple[Message, Arrived]] = deque()
         self._news = asyncio.Event()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     def put(self, message: Message, arrived: Arrived) -> None:
@@ -265,17 +280,17 @@ class _Lane:
 
     def stop(self) -> None:
         """End after the group in hand, and give back what waits."""
-        self._stopping = True
+        self._stopping.set()
         self._news.set()
 
     async def _run(self) -> None:
         failures = Failures(_FOR_EVER)
         loop = asyncio.get_running_loop()
         while True:
-            while not self._waiting and not self._stopping:
+            while not self._waiting and not self._stopping.is_set():
                 self._news.clear()
                 await self._news.wait()
-            if self._stopping:
+            if self._stopping.is_set():
                 self._give_back()
                 return
             group = [self._waiting.popleft() for _ in range(self._size())]
@@ -285,8 +300,12 @@ class _Lane:
                 failures.clear()
             except InboxUnavailable as error:
                 pause = failures.pause_after(error, began) or 0.0
-                _log.warning("The inbox is out of reach; waiting %.1f s: %s", pause, error)
-                await asyncio.sleep(pause)
+                _log.warning("The inbox cannot be used; trying again in %.1f s: %s", pause, error)
+                # They stay in hand: to give them back would count as a delivery each time.
+                self._waiting.extendleft(one for one in reversed(group) if not one[0]._settled)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._stopping.wait()
             except Exception:
                 # Ours, and no reason to stop: what was not answered will be delivered again.
                 _log.exception("Processing failed in an unexpected way")
