@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from penstock.transactional.table import (
 _STATEMENT_ROWS = 1000
 _STATEMENT_BYTES = 8 * 2**20
 LONGEST_DELAY = 366 * 86_400.0
+_PENDING_AGAIN = {"state": PENDING, "attempts": 0, "claimed_by": None, "lease_until": 0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,23 +95,31 @@ class Outbox:
         drafts: Sequence[Draft],
         *,
         after: float = 0.0,
+        revive: bool = False,
     ) -> tuple[str, ...]:
         """Add messages to the transaction of `connection`; returns their message ids, in order.
 
         They are published after the commit, and not before `after` seconds have passed by the
         database's clock; later messages of their keys wait for them. A draft without a message
-        id gets one. What the outbox already has of that topic, by message id, is left as it is.
+        id gets one. What the outbox already has of that topic, by message id, is left as it is;
+        with `revive`, one that is dead becomes what is said now, and is published after all.
         """
-        ids, statements = _statements(connection.dialect.name, topic, drafts, after)
+        ids, statements = _statements(connection.dialect.name, topic, drafts, after, revive)
         for statement, values in statements:
             await connection.execute(statement, values)
         return ids
 
     def add_blocking(
-        self, connection: Connection, topic: str, drafts: Sequence[Draft], *, after: float = 0.0
+        self,
+        connection: Connection,
+        topic: str,
+        drafts: Sequence[Draft],
+        *,
+        after: float = 0.0,
+        revive: bool = False,
     ) -> tuple[str, ...]:
         """`add`, to the transaction of a connection that is not async."""
-        ids, statements = _statements(connection.dialect.name, topic, drafts, after)
+        ids, statements = _statements(connection.dialect.name, topic, drafts, after, revive)
         for statement, values in statements:
             connection.execute(statement, values)
         return ids
@@ -187,7 +197,7 @@ class Outbox:
             update(table)
             .where(table.c.id.in_(chosen.order_by(table.c.id).limit(limit)))
             .where(in_state(DEAD))
-            .values(state=PENDING, attempts=0, next_attempt_at=0.0, claimed_by=None, lease_until=0)
+            .values(**_PENDING_AGAIN, next_attempt_at=0.0)
         )
         async with self._database.transaction() as connection:
             return (await connection.execute(change)).rowcount
@@ -219,7 +229,7 @@ class Outbox:
 
 
 def _statements(
-    dialect: str, topic: str, drafts: Sequence[Draft], after: float
+    dialect: str, topic: str, drafts: Sequence[Draft], after: float, revive: bool
 ) -> tuple[tuple[str, ...], Iterator[tuple[Any, Any]]]:
     """The ids of the drafts, and what adds them, with its values."""
     check_name("Topic", topic)
@@ -227,7 +237,26 @@ def _statements(
     checked = [_checked(draft) for draft in drafts]
     ids = tuple(str(draft.message_id) for draft in checked)
     common = {"of_topic": topic, "after": after}
-    return ids, (_statement(dialect, common, portion) for portion in _portions(checked))
+    revivals = [(_revival(topic, draft, after), None) for draft in checked] if revive else []
+    additions = (_statement(dialect, common, portion) for portion in _portions(checked))
+    return ids, chain(revivals, additions)
+
+
+def _revival(topic: str, draft: Draft, after: float) -> Any:
+    """A dead row becomes as if it had just been added."""
+    said = {name: getattr(draft, name) for name in GIVEN if name != "message_id"}
+    said["attributes"] = dict(draft.attributes)
+    return (
+        update(table)
+        .where(in_state(DEAD), table.c.topic == topic, table.c.message_id == draft.message_id)
+        .values(
+            **said,
+            **_PENDING_AGAIN,
+            next_attempt_at=database_time() + after if after else 0.0,
+            created_at=database_time(),
+            last_error=None,
+        )
+    )
 
 
 def _statement(dialect: str, common: dict[str, Any], drafts: Sequence[Draft]) -> tuple[Any, Any]:
