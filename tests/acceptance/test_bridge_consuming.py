@@ -396,6 +396,39 @@ async def test_a_handler_that_does_not_end_is_cancelled_and_its_event_comes_back
             await kit.processed()
 
 
+async def test_a_handler_that_waited_for_something_cancelled_has_failed_and_others_go_on():
+    heard = []
+
+    async def handle(event):
+        heard.append((event.resource_id, event.deliveries))
+        if heard == [("1", 1)]:
+            gone = asyncio.get_running_loop().create_future()
+            gone.cancel()
+            await gone
+
+    async with BridgeKit() as kit, kit.bridge.consumer(handle) as consumer:
+        await kit.tell(event_type="a.b", payload={"id": 1})
+        await kit.tell(event_type="a.b", payload={"id": 2})
+        await kit.processed()
+        assert consumer.running and not consumer.failed
+    assert heard == [("1", 1), ("2", 1), ("1", 2)]
+
+
+@pytest.mark.real_time
+async def test_a_plain_handler_that_raises_stop_iteration_has_failed():
+    heard = []
+
+    def handle(event):
+        heard.append(event.deliveries)
+        if len(heard) == 1:
+            next(iter(()))
+
+    async with BridgeKit(backoff=[0.01]) as kit, kit.bridge.consumer(handle):
+        await kit.tell(event_type="a.b", payload={})
+        await kit.processed(within=60)
+    assert heard == [1, 2]
+
+
 async def test_a_run_that_is_cancelled_leaves_nothing_running():
     begun = asyncio.Event()
 
@@ -452,6 +485,48 @@ async def test_a_handler_may_stop_its_own_consumer():
         while consumer.running:
             await asyncio.sleep(0.01)
         assert now() - began < 5
+
+
+async def test_a_handler_that_stops_its_own_consumer_has_its_event_acked():
+    heard = []
+
+    async def last(event):
+        heard.append(event.resource_id)
+        await consumer.stop()
+
+    async with BridgeKit() as kit:
+        consumer = kit.bridge.consumer(last)
+        await consumer.start()
+        await kit.tell(event_type="a.b", payload={"id": 1})
+        await kit.tell(event_type="a.b", payload={"id": 2})
+        while not heard:
+            await asyncio.sleep(0.01)
+        await consumer.stop()
+        async with kit.bridge.consumer(handler := Handler()):
+            await kit.processed()
+    assert heard == ["1"]
+    assert [event.resource_id for event in handler.events] == ["2"]
+
+
+async def test_stopping_ends_although_a_handler_does_not():
+    begun, let_go = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(_):
+        begun.set()
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with BridgeKit() as kit:
+        consumer = kit.bridge.consumer(stubborn, drain_timeout=1)
+        await consumer.start()
+        await kit.tell(event_type="a.b", payload={})
+        await begun.wait()
+        async with asyncio.timeout(3600):
+            await consumer.stop()
+        let_go.set()
 
 
 async def test_receiving_goes_on_after_a_disconnect():

@@ -33,6 +33,8 @@ _log = logging.getLogger("penstock.bridge")
 # long others may have to wait for what they have locked, and what is done again after a crash.
 _TOGETHER = 0.05
 _LONGEST_HANDLER = 86_400.0
+# For a handler to end that was cancelled.
+_GRACE = 10.0
 _PATIENCE = Persistence(backoff=Backoff(initial=0.1, maximum=10.0))
 _FOR_EVER = Persistence(backoff=Backoff(initial=0.1, maximum=10.0), worth_it=always)
 _IDLE = Backoff(initial=0.05, maximum=1.0)
@@ -78,6 +80,7 @@ class Consumer:
         self._lanes: list[_Lane] = []
         self._subscription: Subscription | None = None
         self._receiving: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[CloseReport] | None = None
         self._stopping = False
         self.receiving = asyncio.Event()
         """Set while it receives."""
@@ -99,7 +102,9 @@ class Consumer:
     @property
     def failed(self) -> bool:
         """It ended without being told to."""
-        return self._receiving is not None and self._receiving.done() and not self._stopping
+        if self._receiving is None or self._stopping:
+            return False
+        return self._receiving.done() or any(lane.task.done() for lane in self._lanes)
 
     async def run(self) -> CloseReport:
         """Process events until SIGINT or SIGTERM, then finish what is in hand; a second signal, or
@@ -157,13 +162,23 @@ class Consumer:
             await asyncio.wait({self._receiving})
         for lane in self._lanes:
             lane.stop()
-        # A handler may call this: waiting for it would be waiting for ourselves.
-        running = {lane.task for lane in self._lanes} - {asyncio.current_task()}
+        running = {lane.task for lane in self._lanes}
+        if asyncio.current_task() in running:
+            # A handler calls this: waiting for it would be waiting for ourselves, and its event is
+            # answered only after it. Owned here; a later call waits for the same.
+            self._ending = asyncio.ensure_future(self._end(running, timeout))
+            return CloseReport()
+        return await self._end(running, timeout)
+
+    async def _end(self, running: set[asyncio.Task[None]], timeout: float) -> CloseReport:
         if running:
             await asyncio.wait(running, timeout=timeout)
             for task in running:
                 task.cancel()
-            await asyncio.wait(running)
+            _, stubborn = await asyncio.wait(running, timeout=_GRACE)
+            if stubborn:
+                _log.error("%d handlers go on although they were cancelled", len(stubborn))
+        self._handler.close()
         if self._subscription is None:
             return CloseReport()
         return await self._subscription.close(timeout=0, nack_waiting=True)

@@ -5,6 +5,7 @@ Every message handed in is answered: acked, brought back, or kept as a dead lett
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -212,10 +213,8 @@ class Processor:
             failure = call.failures.get(message)
             if failure is not None:
                 raise failure
-        except InboxUnavailable:
-            raise
-        except Exception as error:
-            return self._outcome(message, event, error)
+        except BaseException as error:
+            return self._outcome(message, event, _failure(error))
         finally:
             self._timed(self._clock.monotonic() - began)
         return Done()
@@ -283,6 +282,18 @@ class Processor:
             except InvalidArgumentError as error:
                 refused = error
         raise refused
+
+
+def _failure(error: BaseException) -> Exception:
+    """What a handler failed with; raised again when it did not: the program is to end, or we are to
+    stop. A `CancelledError` that nobody sent us came from what the handler waited for."""
+    if isinstance(error, Exception):
+        return error
+    task = asyncio.current_task()
+    cancelled = isinstance(error, asyncio.CancelledError)
+    if not cancelled or (task is not None and task.cancelling()):
+        raise error
+    return RuntimeError("What the handler waited for was cancelled")
 
 
 def _is_about_the_inbox(error: Exception) -> bool:
