@@ -313,7 +313,9 @@ class Bridge(AsyncClosing):
         if events is not None and self._runs_relay:
             broker = cast("Broker", _CurrentBroker(self._started_pubsub))
             source = PubSub(broker=broker, clock=self._clock)
-            running.relay = Relay(database, source, outbox=events.outbox)
+            # Other rows of the database may be for another broker.
+            topics = [self.names.stream_name]
+            running.relay = Relay(database, source, outbox=events.outbox, topics=topics)
             running.signals = events.signals = CommitSignals(database, running.relay.wake)
             running.relay.start()
             running.signals.start()

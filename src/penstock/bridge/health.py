@@ -156,7 +156,7 @@ class HealthCheck:
         events = self._bridge.outbox
         if events is None:
             return None
-        status = await events.outbox.status()
+        status = await events.status()
         return {
             "pending": status.pending,
             "publishing": status.claimed,

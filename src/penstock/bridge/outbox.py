@@ -19,7 +19,7 @@ from penstock.bridge.envelope import MalformedEventError, parse
 from penstock.config import check_whole
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
-from penstock.transactional import Database, Outbox, database_time
+from penstock.transactional import Database, Outbox, OutboxStatus, database_time
 from penstock.transactional.commit_signals import NOTIFY, CommitSignals
 from penstock.transactional.table import DEAD, PUBLISHED, in_state, is_pending, table
 
@@ -105,6 +105,10 @@ class EventOutbox:
                 "connection must be SQLAlchemy's: a Connection, Session or Engine, async or not; "
                 f"it is a {type(within).__name__}"
             )
+
+    async def status(self) -> OutboxStatus:
+        """Of this bridge's rows."""
+        return await self.outbox.status(self._topic)
 
     async def rows(self, status: str | None = None, *, limit: int = 100) -> list[OutboxRow]:
         """The newest events, or those of one status."""

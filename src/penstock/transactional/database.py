@@ -168,12 +168,24 @@ class Database(AsyncClosing):
             await self.lock(connection, _SCHEMA_LOCK)
             yield connection
 
-    async def lock(self, connection: AsyncConnection, number: int, *, shared: bool = False) -> None:
-        """Hold a lock of that number until the transaction ends. On SQLite it does already."""
+    async def lock(
+        self,
+        connection: AsyncConnection,
+        number: int,
+        *,
+        shared: bool = False,
+        lazily: bool = False,
+    ) -> None:
+        """Hold a lock of that number until the transaction ends. On SQLite it does already.
+
+        `lazily`: the commit is not waited for until it is on disk; a crash of the database may
+        take it back.
+        """
         if self.dialect == "postgresql":
             function = "pg_advisory_xact_lock" + ("_shared" if shared else "")
+            also = ", set_config('synchronous_commit', 'off', true)" if lazily else ""
             await connection.execute(
-                text(f"SELECT {function}(CAST(:number AS bigint))"), {"number": number}
+                text(f"SELECT {function}(CAST(:number AS bigint)){also}"), {"number": number}
             )
 
     async def time(self, connection: AsyncConnection | None = None) -> float:

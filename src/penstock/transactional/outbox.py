@@ -139,8 +139,10 @@ class Outbox:
             count = select(func.count()).select_from(table).where(is_pending)
             return int((await connection.execute(count)).scalar_one())
 
-    async def status(self) -> OutboxStatus:
+    async def status(self, topic: str | None = None) -> OutboxStatus:
+        """Of all rows, or those of one topic."""
         now, c = database_time(), table.c
+        among = [] if topic is None else [c.topic == topic]
         wanted = case(
             # Never tried, so this is when its sender wants it to go.
             (and_(c.attempts == 0, c.next_attempt_at > c.created_at), c.next_attempt_at),
@@ -151,8 +153,8 @@ class Outbox:
             func.coalesce(now - func.min(wanted), 0.0),
             func.count().filter(c.next_attempt_at > now),
             func.count().filter(c.lease_until > now),
-        ).where(is_pending)
-        dead = select(func.count()).select_from(table).where(in_state(DEAD))
+        ).where(is_pending, *among)
+        dead = select(func.count()).select_from(table).where(in_state(DEAD), *among)
         async with self._database.transaction(reading=True) as connection:
             count, age, waiting, claimed = (await connection.execute(pending)).one()
             died = (await connection.execute(dead)).scalar_one()
@@ -202,9 +204,9 @@ class Outbox:
         async with self._database.transaction() as connection:
             return (await connection.execute(change)).rowcount
 
-    async def clean(self, older_than: float, *, limit: int = 1000) -> int:
-        """Delete rows published more than `older_than` seconds ago, `limit` a transaction;
-        returns how many.
+    async def clean(self, older_than: float, *, topic: str | None = None, limit: int = 1000) -> int:
+        """Delete rows published more than `older_than` seconds ago, all or those of a topic,
+        `limit` a transaction; returns how many.
 
         A message id is remembered only as long as its row: `older_than` should exceed the time
         within which a caller may add the same message again.
@@ -216,6 +218,7 @@ class Outbox:
             select(table.c.id)
             .where(in_state(PUBLISHED))
             .where(table.c.published_at < database_time() - older_than)
+            .where(*([] if topic is None else [table.c.topic == topic]))
             .order_by(table.c.published_at)
             .limit(limit)
         )

@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
@@ -64,9 +64,10 @@ class RelayStatistics:
 class Relay(AsyncClosing):
     """Publishes the rows of an outbox. Use it with `async with`; run as many as you like.
 
-    `pubsub`: where to publish; closing the relay leaves it open. `batch`, `max_bytes`: of one
-    claim. `lease`: seconds a claim lasts unless renewed; how long the rows of a relay that died
-    have to wait. `poll`: seconds between looks at the database when `wake()` is not called.
+    `pubsub`: where to publish; closing the relay leaves it open. `topics`: the rows of these only,
+    where others of the outbox go elsewhere. `batch`, `max_bytes`: of one claim. `lease`: seconds a
+    claim lasts unless renewed; how long the rows of a relay that died have to wait. `poll`: seconds
+    between looks at the database when `wake()` is not called.
     `retry`: how long a row waits after a failure, and a topic while the broker is out of reach.
     `max_attempts`: a row that failed so often is dead; a broker out of reach does not count.
     `timeout`: seconds a publish may take. `checkpoint` is called with the name of each step,
@@ -79,6 +80,7 @@ class Relay(AsyncClosing):
         pubsub: PubSub,
         *,
         outbox: Outbox | None = None,
+        topics: Collection[str] | None = None,
         batch: int = 500,
         max_bytes: int = 16 * 2**20,
         lease: float = 30.0,
@@ -118,8 +120,8 @@ class Relay(AsyncClosing):
         self._observe = observe
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         # The name may be shared; what is claimed under it must not be.
-        self._claims = Claims(database, f"{self.name}-{secrets.token_hex(6)}", lease)
-        self._keyed_first = False
+        self._claims = Claims(database, f"{self.name}-{secrets.token_hex(6)}", lease, topics)
+        self._keyed_first, self._was_keyed = False, True
         self._statistics = RelayStatistics()
         self._pauses: dict[str, _Pause] = {}
         self._wanted = asyncio.Event()
@@ -165,9 +167,12 @@ class Relay(AsyncClosing):
         claim = await self._claims.claim(
             self._batch, self._max_bytes, keyed_first=self._keyed_first, without=paused
         )
-        self._keyed_first = not self._keyed_first
         if claim is None:
+            # What there was last is what comes next, most likely.
+            self._keyed_first = self._was_keyed
             return 0
+        self._was_keyed = claim.keyed
+        self._keyed_first = not claim.keyed
         self._checkpoint("claimed")
         outcomes = Outcomes()
         self._publishing = asyncio.get_running_loop().create_task(

@@ -100,3 +100,27 @@ async def test_sessions_that_are_found_by_thread_or_task_take_events(url):
         assert len(await kit.bridge.outbox.rows()) == 3
         await eventually(lambda: len(kit.published()) == 3, within=30)
         assert sorted(event.resource_id for event in kit.published()) == ["1", "2", "3"]
+
+
+async def test_a_bridge_leaves_the_rows_of_others_in_its_database_alone(url):
+    """They may be for another server, where this one's relay would find no such stream."""
+    other = BridgeKit("api", "billing", use_outbox=True, database_url=url, stream_name="billing")
+    async with BridgeKit(use_outbox=True, database_url=url) as kit:
+        await other.broker.open()
+        idle = BridgeKit(
+            "api", "billing", use_outbox=True, database_url=url, stream_name="billing", relay=False
+        )
+        await idle.broker.open()
+        async with idle.bridge:
+            await idle.bridge.publish(event_type="a.b", payload={"id": 1})
+            for n in range(5):
+                await kit.bridge.publish(event_type="a.b", payload={"id": n})
+                await eventually(lambda n=n: len(kit.published()) == n + 1, within=30)
+            [row] = await idle.bridge.outbox.rows()
+            assert (row.status, row.attempts, row.error_message) == ("pending", 0, None)
+            health = await kit.bridge.health_check(skip_cache=True)
+            assert health["outbox"]["pending"] == 0
+        async with other.bridge:
+            await eventually(lambda: len(other.published()) == 1, within=30)
+        await idle.broker.aclose()
+        await other.broker.aclose()

@@ -66,7 +66,8 @@ def outbox_purge(
     """Delete what was sent so long ago."""
     settings = _with_outbox(app, destination, stream, database)
     seconds = _seconds(older_than)
-    count = _on_outbox(settings, lambda held: held.outbox.clean(seconds))
+    topic = settings.names.stream_name
+    count = _on_outbox(settings, lambda held: held.outbox.clean(seconds, topic=topic))
     typer.echo(f"Deleted {count:,}.")
 
 
