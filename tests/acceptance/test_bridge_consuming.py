@@ -4,6 +4,8 @@ Strategy" and "Consumer Modes", without a database."""
 import asyncio
 import json
 import logging
+import os
+import signal
 
 import pytest
 
@@ -208,7 +210,8 @@ async def test_an_event_that_was_never_answered_is_given_up_in_the_end():
     """A handler that takes its process along is not tried for ever, and not lost either."""
     handler = Handler()
     async with BridgeKit(max_deliver=2, ack_wait=1) as kit:
-        await kit.tell(event_type="a.b", payload={})
+        # Not under its own id, as a peer's does that the broker does not know ids of.
+        await kit.tell_raw(b'{"event_id": "e-1", "event_type": "a.b", "payload": {}}')
         for _ in range(12):  # Its consumers died with it in hand.
             deliveries = []
             while not deliveries:
@@ -218,9 +221,11 @@ async def test_an_event_that_was_never_answered_is_given_up_in_the_end():
         async with kit.bridge.consumer(handler):
             await kit.processed()
             [letter] = await kit.dead_letters()
+        [(_, draft)] = [one for one in kit.broker.published if "dlq" in one[0]]
     assert handler.events == []
     assert letter.reason == "max_deliver_exceeded" and letter.attempt == 13
     assert "never answered" in (letter.error or "")
+    assert json.loads(draft.attributes["x-dlq-context"])["event_id"] == "e-1"
 
 
 async def test_a_crash_on_the_last_delivery_strands_nothing():
@@ -391,6 +396,83 @@ async def test_a_handler_that_does_not_end_is_cancelled_and_its_event_comes_back
             await kit.processed()
 
 
+async def test_a_handler_that_waited_for_something_cancelled_has_failed_and_others_go_on():
+    heard = []
+
+    async def handle(event):
+        heard.append((event.resource_id, event.deliveries))
+        if heard == [("1", 1)]:
+            gone = asyncio.get_running_loop().create_future()
+            gone.cancel()
+            await gone
+
+    async with BridgeKit() as kit, kit.bridge.consumer(handle) as consumer:
+        await kit.tell(event_type="a.b", payload={"id": 1})
+        await kit.tell(event_type="a.b", payload={"id": 2})
+        await kit.processed()
+        assert consumer.running and not consumer.failed
+    assert heard == [("1", 1), ("2", 1), ("1", 2)]
+
+
+@pytest.mark.real_time
+async def test_a_plain_handler_that_raises_stop_iteration_has_failed():
+    heard = []
+
+    def handle(event):
+        heard.append(event.deliveries)
+        if len(heard) == 1:
+            next(iter(()))
+
+    async with BridgeKit(backoff=[0.01]) as kit, kit.bridge.consumer(handle):
+        await kit.tell(event_type="a.b", payload={})
+        await kit.processed(within=60)
+    assert heard == [1, 2]
+
+
+async def test_a_run_that_is_cancelled_leaves_nothing_running():
+    begun = asyncio.Event()
+
+    async def stuck(_):
+        begun.set()
+        await asyncio.sleep(10_000)
+
+    async with BridgeKit() as kit:
+        consumer = kit.bridge.consumer(stuck)
+        running = asyncio.create_task(consumer.run())
+        await kit.tell(event_type="a.b", payload={})
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not consumer.running
+        status = await kit.broker.admin.describe_subscription("api-workers")
+        assert (status.backlog, status.leased) == (1, 0)
+        async with kit.bridge.consumer(Handler()):
+            await kit.processed()
+
+
+async def test_a_run_that_is_cancelled_while_it_ends_ends_at_once():
+    begun = asyncio.Event()
+
+    async def stuck(_):
+        begun.set()
+        await asyncio.sleep(10_000)
+
+    async with BridgeKit() as kit:
+        consumer = kit.bridge.consumer(stuck, drain_timeout=3600)
+        running = asyncio.create_task(consumer.run())
+        await kit.tell(event_type="a.b", payload={})
+        await begun.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        while consumer.running:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        began = now()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert now() - began < 60
+
+
 async def test_a_handler_may_stop_its_own_consumer():
     async def last(_):
         await consumer.stop()
@@ -403,6 +485,48 @@ async def test_a_handler_may_stop_its_own_consumer():
         while consumer.running:
             await asyncio.sleep(0.01)
         assert now() - began < 5
+
+
+async def test_a_handler_that_stops_its_own_consumer_has_its_event_acked():
+    heard = []
+
+    async def last(event):
+        heard.append(event.resource_id)
+        await consumer.stop()
+
+    async with BridgeKit() as kit:
+        consumer = kit.bridge.consumer(last)
+        await consumer.start()
+        await kit.tell(event_type="a.b", payload={"id": 1})
+        await kit.tell(event_type="a.b", payload={"id": 2})
+        while not heard:
+            await asyncio.sleep(0.01)
+        await consumer.stop()
+        async with kit.bridge.consumer(handler := Handler()):
+            await kit.processed()
+    assert heard == ["1"]
+    assert [event.resource_id for event in handler.events] == ["2"]
+
+
+async def test_stopping_ends_although_a_handler_does_not():
+    begun, let_go = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(_):
+        begun.set()
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with BridgeKit() as kit:
+        consumer = kit.bridge.consumer(stubborn, drain_timeout=1)
+        await consumer.start()
+        await kit.tell(event_type="a.b", payload={})
+        await begun.wait()
+        async with asyncio.timeout(3600):
+            await consumer.stop()
+        let_go.set()
 
 
 async def test_receiving_goes_on_after_a_disconnect():

@@ -129,3 +129,37 @@ async def test_other_threads_may_ask_at_the_same_time():
             await asyncio.sleep(0.01)
         assert problems == []
         assert [health["healthy"] for health in found] == [True] * 8
+
+
+@pytest.mark.real_time
+async def test_another_thread_may_ask_before_there_is_a_connection(tmp_path):
+    """It looks where the bridge is, and leaves the connection to it."""
+    found = []
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with BridgeKit(
+        use_outbox=True, use_inbox=True, database_url=url, lazy_connect=True
+    ) as kit:
+        await asyncio.to_thread(
+            lambda: found.append(asyncio.run(kit.bridge.health_check(skip_cache=True)))
+        )
+        assert kit.bridge.connection.loop is asyncio.get_running_loop()
+    assert found[0]["outbox"]["pending"] == found[0]["inbox"]["processed"] == 0
+
+
+async def test_what_does_not_even_end_when_cancelled_is_no_answer(monkeypatch):
+    """As a driver whose server was stopped."""
+    released = asyncio.Event()
+
+    async def stubborn(*_):
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with BridgeKit() as kit:
+        monkeypatch.setattr(kit.broker.admin, "describe_subscription", stubborn)
+        async with asyncio.timeout(3600):
+            health = await kit.bridge.health_check(skip_cache=True)
+        released.set()
+        assert health["errors"] == ["consumer: no answer within 10 s"]

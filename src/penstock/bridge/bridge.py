@@ -28,6 +28,7 @@ from penstock.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     PenstockError,
+    UnavailableError,
 )
 from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault, Receipt
@@ -79,7 +80,7 @@ class Bridge(AsyncClosing):
         self._broker = broker
         self.connection = self._new_connection()
         self._running: _Running | None = None
-        self._starting: asyncio.Lock | None = None
+        self._starting: tuple[tuple[int, asyncio.AbstractEventLoop], asyncio.Lock] | None = None
         self._closed = False
         self._timings = Timings()
         self._health = HealthCheck(self)
@@ -154,6 +155,8 @@ class Bridge(AsyncClosing):
         published if and when that commits. Without the outbox, it is published now, with
         retries; `success` says whether it was.
 
+        An event with the id of one that failed takes its place in the outbox.
+
         `ordering_key`: what is kept in order, by default the resource; empty for nothing.
         """
         envelope, draft = self._event(event, ordering_key)
@@ -163,7 +166,7 @@ class Bridge(AsyncClosing):
             return await self._publish_now(envelope, draft)
         if connection is None:
             await self._start(connect=False)
-        await self._events.add(connection, draft)
+        await self._events.add(connection, draft, revive=_is_known(event))
         return self._queued(envelope)
 
     def enqueue(
@@ -178,7 +181,7 @@ class Bridge(AsyncClosing):
         if self._events is None:
             raise _no_outbox()
         envelope, draft = self._event(event, ordering_key)
-        self._events.add_blocking(connection, draft)
+        self._events.add_blocking(connection, draft, revive=_is_known(event))
         return self._queued(envelope)
 
     # Receiving.
@@ -221,6 +224,11 @@ class Bridge(AsyncClosing):
         return await self._health.check(skip_cache=skip_cache)
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that what it has open belongs to, once it has something."""
+        return self._running.loop if self._running is not None else self.connection.loop
+
+    @property
     def consumers(self) -> Sequence[Consumer]:
         return self._consumers
 
@@ -251,20 +259,33 @@ class Bridge(AsyncClosing):
         running = self._running
         if running is not None and running.is_ours() and (running.provisioned or not connect):
             return running
-        if self._closed:
-            raise ClosedError("This bridge is closed; make a new one")
-        if self._starting is None or running is None or not running.is_ours():
-            self._starting = asyncio.Lock()
-        async with self._starting:
+        async with self._start_lock():
             running = self._running
+            self._check_open()
             if running is None or not running.is_ours():
-                running = self._running = await self._open_database()
+                running = await self._open_database()
+                if self._closed:
+                    # While it was opened; whoever closed it did not find it.
+                    await running.aclose()
+                self._check_open()
+                self._running = running
             if connect and not running.provisioned:
                 broker = await self.connection.broker()
                 if self.settings.auto_provision:
                     await Provisioner(broker, self.settings).provision()
                 running.provisioned = True
         return running
+
+    def _start_lock(self) -> asyncio.Lock:
+        """One for whoever starts it in this process and on this loop at the same time."""
+        here = (os.getpid(), asyncio.get_running_loop())
+        if self._starting is None or self._starting[0] != here:
+            self._starting = (here, asyncio.Lock())
+        return self._starting[1]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("This bridge is closed; make a new one")
 
     async def _open_database(self) -> _Running:
         settings = self.settings
@@ -292,9 +313,9 @@ class Bridge(AsyncClosing):
         if events is not None and self._runs_relay:
             broker = cast("Broker", _CurrentBroker(self._started_pubsub))
             source = PubSub(broker=broker, clock=self._clock)
-            running.relay = Relay(
-                database, source, outbox=events.outbox, topics=[self.names.stream_name]
-            )
+            # Other rows of the database may be for another broker.
+            topics = [self.names.stream_name]
+            running.relay = Relay(database, source, outbox=events.outbox, topics=topics)
             running.signals = events.signals = CommitSignals(database, running.relay.wake)
             running.relay.start()
             running.signals.start()
@@ -398,7 +419,12 @@ class _CurrentBroker:
         self._pubsub = pubsub
 
     async def publish(self, topic: str, drafts: Any) -> Any:
-        return await publish(await (await self._pubsub()).broker(), topic, drafts)
+        try:
+            pubsub = await self._pubsub()
+        except PenstockError as error:
+            # About the bridge, which cannot start, and not about these drafts: they wait.
+            raise UnavailableError(f"The bridge is not ready: {error}") from error
+        return await publish(await pubsub.broker(), topic, drafts)
 
 
 class _Running:
@@ -406,7 +432,7 @@ class _Running:
 
     def __init__(self, *, pid: int, loop: asyncio.AbstractEventLoop) -> None:
         self._pid = pid
-        self._loop = loop
+        self.loop = loop
         self.database: Database | None = None
         self.inbox: Inbox | None = None
         self.relay: Relay | None = None
@@ -414,7 +440,7 @@ class _Running:
         self.provisioned = False
 
     def is_ours(self) -> bool:
-        return self._pid == os.getpid() and self._loop is asyncio.get_running_loop()
+        return self._pid == os.getpid() and self.loop is asyncio.get_running_loop()
 
     async def aclose(self) -> None:
         if self.signals is not None:
@@ -436,6 +462,11 @@ def _settings(app_name: str, destination_app: str, given: dict[str, Any]) -> Bri
         raise InvalidArgumentError(
             f"A bridge has no setting {', '.join(unknown)}; it has {', '.join(known)}"
         ) from None
+
+
+def _is_known(event: EventFields) -> bool:
+    """It may have been published before: its id was not made just now."""
+    return bool(event.get("event_id"))
 
 
 def _no_outbox() -> InvalidArgumentError:

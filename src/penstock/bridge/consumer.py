@@ -33,6 +33,8 @@ _log = logging.getLogger("penstock.bridge")
 # long others may have to wait for what they have locked, and what is done again after a crash.
 _TOGETHER = 0.05
 _LONGEST_HANDLER = 86_400.0
+# For a handler to end that was cancelled.
+_GRACE = 10.0
 _PATIENCE = Persistence(backoff=Backoff(initial=0.1, maximum=10.0))
 _FOR_EVER = Persistence(backoff=Backoff(initial=0.1, maximum=10.0), worth_it=always)
 _IDLE = Backoff(initial=0.05, maximum=1.0)
@@ -78,6 +80,7 @@ class Consumer:
         self._lanes: list[_Lane] = []
         self._subscription: Subscription | None = None
         self._receiving: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[CloseReport] | None = None
         self._stopping = False
         self.receiving = asyncio.Event()
         """Set while it receives."""
@@ -99,11 +102,13 @@ class Consumer:
     @property
     def failed(self) -> bool:
         """It ended without being told to."""
-        return self._receiving is not None and self._receiving.done() and not self._stopping
+        if self._receiving is None or self._stopping:
+            return False
+        return self._receiving.done() or any(lane.task.done() for lane in self._lanes)
 
     async def run(self) -> CloseReport:
-        """Process events until SIGINT or SIGTERM, then finish what is in hand; a second signal
-        ends it at once. Raises what keeps it from receiving for good."""
+        """Process events until SIGINT or SIGTERM, then finish what is in hand; a second signal, or
+        to cancel this, ends it at once. Raises what keeps it from receiving for good."""
         told = asyncio.Event()
         hurry = asyncio.Event()
 
@@ -112,16 +117,27 @@ class Consumer:
 
         with _signals(on_signal):
             await self.start()
-            assert self._receiving is not None  # noqa: S101
-            waiting = asyncio.ensure_future(told.wait())
-            await asyncio.wait({waiting, self._receiving}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            failed = self._receiving.done() and not self._receiving.cancelled()
-            failure = self._receiving.exception() if failed else None
-            report = await self._stop_unless(hurry)
+            try:
+                failure = await self._failure_before(told)
+                report = await self._stop_unless(hurry)
+            except asyncio.CancelledError:
+                # Whoever cancels it means all of it, and at once.
+                await self.stop(0)
+                raise
             if failure is not None:
                 raise failure
             return report
+
+    async def _failure_before(self, told: asyncio.Event) -> BaseException | None:
+        """Until it is told to end: None. What it ended with by itself."""
+        assert self._receiving is not None  # noqa: S101
+        waiting = asyncio.ensure_future(told.wait())
+        try:
+            await asyncio.wait({waiting, self._receiving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        failed = self._receiving.done() and not self._receiving.cancelled()
+        return self._receiving.exception() if failed else None
 
     async def start(self) -> None:
         """Begin to receive. No effect while it does; a stopped one cannot start again."""
@@ -146,13 +162,23 @@ class Consumer:
             await asyncio.wait({self._receiving})
         for lane in self._lanes:
             lane.stop()
-        # A handler may call this: waiting for it would be waiting for ourselves.
-        running = {lane.task for lane in self._lanes} - {asyncio.current_task()}
+        running = {lane.task for lane in self._lanes}
+        if asyncio.current_task() in running:
+            # A handler calls this: waiting for it would be waiting for ourselves, and its event is
+            # answered only after it. Owned here; a later call waits for the same.
+            self._ending = asyncio.ensure_future(self._end(running, timeout))
+            return CloseReport()
+        return await self._end(running, timeout)
+
+    async def _end(self, running: set[asyncio.Task[None]], timeout: float) -> CloseReport:
         if running:
             await asyncio.wait(running, timeout=timeout)
             for task in running:
                 task.cancel()
-            await asyncio.wait(running)
+            _, stubborn = await asyncio.wait(running, timeout=_GRACE)
+            if stubborn:
+                _log.error("%d handlers go on although they were cancelled", len(stubborn))
+        self._handler.close()
         if self._subscription is None:
             return CloseReport()
         return await self._subscription.close(timeout=0, nack_waiting=True)
@@ -172,8 +198,10 @@ class Consumer:
     async def _stop_unless(self, hurry: asyncio.Event) -> CloseReport:
         stopping = asyncio.ensure_future(self.stop())
         hurrying = asyncio.ensure_future(hurry.wait())
-        await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-        hurrying.cancel()
+        try:
+            await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurrying.cancel()
         for lane in self._lanes:
             if hurry.is_set():
                 lane.task.cancel()
@@ -193,6 +221,8 @@ class Consumer:
             except PenstockError as error:
                 pause = failures.pause_after(error, asyncio.get_running_loop().time())
                 if pause is None:
+                    durable = self._settings.names.durable
+                    _log.error("Consumer %s ended and receives no more: %s", durable, error)
                     raise
                 _log.warning("Not receiving; trying again in %.1f s: %s", pause, error)
                 await asyncio.sleep(pause)
@@ -256,7 +286,7 @@ class _Lane:
         self._together = 1
         self._waiting: deque[tuple[Message, Arrived]] = deque()
         self._news = asyncio.Event()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     def put(self, message: Message, arrived: Arrived) -> None:
@@ -265,17 +295,17 @@ class _Lane:
 
     def stop(self) -> None:
         """End after the group in hand, and give back what waits."""
-        self._stopping = True
+        self._stopping.set()
         self._news.set()
 
     async def _run(self) -> None:
         failures = Failures(_FOR_EVER)
         loop = asyncio.get_running_loop()
         while True:
-            while not self._waiting and not self._stopping:
+            while not self._waiting and not self._stopping.is_set():
                 self._news.clear()
                 await self._news.wait()
-            if self._stopping:
+            if self._stopping.is_set():
                 self._give_back()
                 return
             group = [self._waiting.popleft() for _ in range(self._size())]
@@ -285,8 +315,12 @@ class _Lane:
                 failures.clear()
             except InboxUnavailable as error:
                 pause = failures.pause_after(error, began) or 0.0
-                _log.warning("The inbox is out of reach; waiting %.1f s: %s", pause, error)
-                await asyncio.sleep(pause)
+                _log.warning("The inbox cannot be used; trying again in %.1f s: %s", pause, error)
+                # They stay in hand: to give them back would count as a delivery each time.
+                self._waiting.extendleft(one for one in reversed(group) if not one[0]._settled)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._stopping.wait()
             except Exception:
                 # Ours, and no reason to stop: what was not answered will be delivered again.
                 _log.exception("Processing failed in an unexpected way")

@@ -67,7 +67,7 @@ class Envelope(Struct, frozen=True, kw_only=True):
         body["occurred_at"] = _written(self.occurred_at) if self.occurred_at else None
         try:
             return msgspec.json.encode({**body, **self.extra})
-        except (OverflowError, TypeError, ValueError) as error:
+        except (OverflowError, RecursionError, TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"Event {self.event_type!r} cannot be written as JSON: {type(error).__name__}"
             ) from None
@@ -214,8 +214,8 @@ def _read(body: dict[str, Any]) -> Envelope:
     if payload is not None and not isinstance(payload, dict):
         raise InvalidArgumentError(f"payload must be an object, not {_kind(payload)}")
     version = body.get("schema_version")
-    if not isinstance(version, int | str | None) or isinstance(version, bool):
-        raise InvalidArgumentError(f"schema_version must be a number, not {_kind(version)}")
+    if isinstance(version, bool) or not isinstance(version, int | str | None):
+        version = _scalar("schema_version", version)
     resource_type = _scalar("resource_type", body.get("resource_type"))
     event_id = _scalar("event_id", body.get("event_id")).strip()
     check_text("event_id", event_id, MAX_MESSAGE_ID_BYTES)
@@ -236,7 +236,7 @@ def _read(body: dict[str, Any]) -> Envelope:
 def _object(payload: Any) -> dict[str, Any]:
     try:
         plain = msgspec.to_builtins(payload, str_keys=True)
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (RecursionError, TypeError, ValueError, msgspec.MsgspecError) as error:
         raise InvalidArgumentError(f"The payload cannot be written as JSON: {error}") from None
     if not isinstance(plain, dict):
         raise InvalidArgumentError(f"The payload of an event is an object, not {_kind(plain)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,10 @@ from penstock.consuming.declaration import Middleware, Subscriber
 from penstock.consuming.middleware.chain import Call, Next, compose
 from penstock.errors import InvalidArgumentError
 from penstock.outcomes import Reject, Retry
+from penstock.subscribing.daemon_threads import DaemonThreads
+
+# As many as are needed at a time: a consumer's concurrency, and those left behind by a deadline.
+_THREADS = 1000
 
 
 class EventCall(Call, eq=False, kw_only=True):
@@ -41,12 +46,19 @@ class EventHandler:
             function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         )
         self.takes_connection = _takes_connection(function)
+        # They keep no process from ending that was told to, whatever the function waits for.
+        self._threads = DaemonThreads(_THREADS, "penstock-bridge")
+
+    def close(self) -> None:
+        """Threads end when what they do is done."""
+        self._threads.shutdown(wait=False)
 
     async def __call__(self, event: Event, connection: Any) -> Any:
         if not self.takes_connection:
             if self._is_async:
                 return await self.function(event)
-            result = await asyncio.to_thread(self.function, event)
+            call = contextvars.copy_context().run
+            result = await asyncio.wrap_future(self._threads.submit(call, self.function, event))
         elif self._is_async:
             return await self.function(event, connection)
         else:

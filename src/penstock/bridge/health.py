@@ -47,6 +47,8 @@ class Bridged(Protocol):
     connection: BridgeConnection
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop | None: ...
+    @property
     def timings(self) -> Timings: ...
     @property
     def consumers(self) -> Sequence[Consumer]: ...
@@ -57,7 +59,7 @@ class Bridged(Protocol):
 
 
 class HealthCheck:
-    """Looks at a bridge, on the event loop of its connection, at most once in 30 seconds."""
+    """Looks at a bridge, on the bridge's own event loop, at most once in 30 seconds."""
 
     def __init__(self, bridge: Bridged) -> None:
         self._bridge = bridge
@@ -76,8 +78,8 @@ class HealthCheck:
 
     async def _on_its_loop(self) -> Health:
         """What the bridge has open belongs to its loop, whoever asks."""
-        loop = self._bridge.connection.loop
-        if loop is None or loop.is_closed() or loop is asyncio.get_running_loop():
+        loop = self._bridge.loop
+        if loop is None or not loop.is_running() or loop is asyncio.get_running_loop():
             return await self._look()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._look(), loop))
 
@@ -154,7 +156,7 @@ class HealthCheck:
         events = self._bridge.outbox
         if events is None:
             return None
-        status = await events.outbox.status()
+        status = await events.status()
         return {
             "pending": status.pending,
             "publishing": status.claimed,
@@ -182,15 +184,21 @@ async def _usage(broker: Broker | None) -> Health | None:
 
 async def _try(what: str, look: Callable[[], Awaitable[T]], wrong: list[str]) -> T | None:
     """What it finds; what we may not know is None, and what is wrong is written down."""
+    looking = asyncio.ensure_future(look())
     try:
-        async with asyncio.timeout(_WITHIN):
-            return await look()
+        await asyncio.wait({looking}, timeout=_WITHIN)
+    finally:
+        # Cancelled and not waited for: a driver whose server is stopped ends only with it.
+        looking.cancel()
+    if not looking.done():
+        wrong.append(f"{what}: no answer within {_WITHIN:g} s")
+        return None
+    try:
+        return looking.result()
     except (PermissionDeniedError, UnimplementedError):
         return None
     except PenstockError as error:
         wrong.append(f"{what}: {error}")
-    except TimeoutError:
-        wrong.append(f"{what}: no answer within {_WITHIN:g} s")
     except Exception as error:
         wrong.append(f"{what}: {type(error).__name__}")
     return None

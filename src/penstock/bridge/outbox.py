@@ -7,19 +7,26 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Engine, and_, case, not_, select
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+)
+from sqlalchemy.orm import Session, scoped_session
 
 from penstock.bridge.envelope import MalformedEventError, parse
 from penstock.config import check_whole
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
-from penstock.transactional import Database, Outbox, database_time
+from penstock.transactional import Database, Outbox, OutboxStatus, database_time
 from penstock.transactional.commit_signals import NOTIFY, CommitSignals
 from penstock.transactional.table import DEAD, PUBLISHED, in_state, is_pending, table
 
-Blocking: TypeAlias = Connection | Session | Engine
-Transaction: TypeAlias = Blocking | AsyncConnection | AsyncSession | AsyncEngine
+Blocking: TypeAlias = Connection | Session | scoped_session[Any] | Engine
+Transaction: TypeAlias = (
+    Blocking | AsyncConnection | AsyncSession | async_scoped_session[Any] | AsyncEngine
+)
 _DIALECTS = ("postgresql", "sqlite")
 _is_claimed = table.c.lease_until > database_time()
 # A failure that nobody expected is told apart from a refusal.
@@ -59,37 +66,49 @@ class EventOutbox:
         self.database = database
         self._topic = topic
 
-    async def add(self, within: Transaction | None, draft: Draft) -> None:
+    async def add(self, within: Transaction | None, draft: Draft, *, revive: bool = False) -> None:
         """Add an event to the transaction of `within`: a connection, a session, or an engine, which
-        gets a transaction of its own. None: one of our own."""
+        gets a transaction of its own. None: one of our own. `revive`: one of the same id that
+        failed is published after all."""
+        if isinstance(within, scoped_session | async_scoped_session):
+            # Here, and not in another thread, where it stands for another session.
+            session: Session | AsyncSession = within()
+            await self.add(session, draft, revive=revive)
+            return
         if within is None:
             async with self.database.transaction() as connection:
-                await self._add(connection, draft)
+                await self._add(connection, draft, revive)
         elif isinstance(within, AsyncEngine):
             async with within.begin() as connection:
-                await self._add(connection, draft)
+                await self._add(connection, draft, revive)
         elif isinstance(within, AsyncSession):
-            await self._add(await within.connection(), draft)
+            await self._add(await within.connection(), draft, revive)
         elif isinstance(within, AsyncConnection):
-            await self._add(within, draft)
+            await self._add(within, draft, revive)
         else:
             # It may have to wait for a lock that somebody on this very loop holds.
-            await asyncio.to_thread(self.add_blocking, within, draft)
+            await asyncio.to_thread(self.add_blocking, within, draft, revive=revive)
 
-    def add_blocking(self, within: Blocking, draft: Draft) -> None:
+    def add_blocking(self, within: Blocking, draft: Draft, *, revive: bool = False) -> None:
         """`add`, for connections and sessions that are not async."""
+        if isinstance(within, scoped_session):
+            within = within()
         if isinstance(within, Engine):
             with within.begin() as connection:
-                self._add_blocking(connection, draft)
+                self._add_blocking(connection, draft, revive)
         elif isinstance(within, Session):
-            self._add_blocking(within.connection(), draft)
+            self._add_blocking(within.connection(), draft, revive)
         elif isinstance(within, Connection):
-            self._add_blocking(within, draft)
+            self._add_blocking(within, draft, revive)
         else:
             raise InvalidArgumentError(
                 "connection must be SQLAlchemy's: a Connection, Session or Engine, async or not; "
                 f"it is a {type(within).__name__}"
             )
+
+    async def status(self) -> OutboxStatus:
+        """Of this bridge's rows."""
+        return await self.outbox.status(self._topic)
 
     async def rows(self, status: str | None = None, *, limit: int = 100) -> list[OutboxRow]:
         """The newest events, or those of one status."""
@@ -118,17 +137,17 @@ class EventOutbox:
         async with self.database.transaction(reading=True) as connection:
             return [_row(row) for row in await connection.execute(query)]
 
-    async def _add(self, connection: AsyncConnection, draft: Draft) -> None:
+    async def _add(self, connection: AsyncConnection, draft: Draft, revive: bool) -> None:
         _check(connection.dialect)
-        await self.outbox.add(connection, self._topic, [draft])
+        await self.outbox.add(connection, self._topic, [draft], revive=revive)
         if connection.dialect.name == "postgresql":
             await connection.execute(NOTIFY)
         elif connection.sync_connection is not None:
             self._announce(connection.sync_connection)
 
-    def _add_blocking(self, connection: Connection, draft: Draft) -> None:
+    def _add_blocking(self, connection: Connection, draft: Draft, revive: bool) -> None:
         _check(connection.dialect)
-        self.outbox.add_blocking(connection, self._topic, [draft])
+        self.outbox.add_blocking(connection, self._topic, [draft], revive=revive)
         if connection.dialect.name == "postgresql":
             connection.execute(NOTIFY)
         else:

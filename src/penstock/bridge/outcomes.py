@@ -76,8 +76,11 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
+    """`event_id`: of one that was given up unseen, as far as it could be read."""
+
     reason: str
     error: Exception | None
+    event_id: str = ""
 
 
 Outcome: TypeAlias = Done | Again | GivenUp
@@ -102,11 +105,12 @@ def outcome_of(
     return Again(settings.delay(deliveries) if delay is None else min(delay, 600.0), error)
 
 
-def unanswered(deliveries: int, settings: BridgeSettings) -> GivenUp | None:
+def unanswered(event_id: str, deliveries: int, settings: BridgeSettings) -> GivenUp | None:
     """An event that was delivered again and again and never answered is not tried once more."""
     if deliveries <= settings.max_deliver + UNANSWERED_AT_MOST:
         return None
     return GivenUp(
         EXHAUSTED,
         RuntimeError(f"delivered {deliveries} times and never answered: does it end the process?"),
+        event_id,
     )

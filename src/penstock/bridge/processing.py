@@ -5,6 +5,7 @@ Every message handed in is answered: acked, brought back, or kept as a dead lett
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from penstock.transactional import Inbox
 
 _log = logging.getLogger("penstock.bridge")
-# Somebody else works on the event: look again after so many seconds.
-_BUSY = 5.0
-# An event whose effect is elsewhere is ours for so many times the ack deadline.
+# An event whose effect is elsewhere is ours for so many times the ack deadline. Others look at it
+# again once in that deadline, and not more often: deliveries are counted, and who died in the
+# middle of it leaves it for as long as this.
 _LEASES = 4
 
 Arrived: TypeAlias = Event | GivenUp
@@ -44,7 +45,7 @@ Checkpoint: TypeAlias = Callable[[str], None]
 
 
 class InboxUnavailable(Exception):  # noqa: N818 - said of the inbox, raised within
-    """Nothing can be processed now, whatever the event."""
+    """Nothing can be processed now, whatever the event. What was not answered is as it was."""
 
 
 class Processor:
@@ -74,6 +75,8 @@ class Processor:
         self._clock = clock
         self._timed = timed
         self._checkpoint = checkpoint
+        self._unmarked: set[str] = set()
+        """Events whose handler is done, and whose mark could not be written yet."""
 
     def read(self, message: Message) -> Arrived:
         """The event in a message, or why it is given up unseen."""
@@ -81,16 +84,17 @@ class Processor:
             envelope = parse(message.data)
         except MalformedEventError as error:
             return GivenUp(MALFORMED, error)
-        given_up = unanswered(message.delivery_attempt, self._settings)
-        return given_up or event_of(message, envelope, self._names.stream_name, self._names.durable)
+        event = event_of(message, envelope, self._names.stream_name, self._names.durable)
+        return unanswered(event.event_id, message.delivery_attempt, self._settings) or event
 
     async def process(self, batch: Sequence[tuple[Message, Arrived]]) -> None:
         """One after the other. With an inbox and a handler that writes on its connection, all in
-        one transaction. `InboxUnavailable` when the database is not there; then they come back."""
+        one transaction. `InboxUnavailable` when the database cannot be used: keep those that are
+        not answered, and try them again. They are not given back, as that would count."""
         events = []
         for message, arrived in batch:
             if isinstance(arrived, GivenUp):
-                await self._answer(message, _event_id(message), arrived)
+                await self._answer(message, arrived.event_id or _event_id(message), arrived)
             else:
                 events.append((message, arrived))
         if self._inbox is None:
@@ -116,6 +120,8 @@ class Processor:
                     outcomes.append(await self._once(inbox, connection, fresh, message, event))
                 self._checkpoint("handled")
             self._checkpoint("committed")
+        except InboxUnavailable:
+            raise
         except Exception as error:
             await self._process_failed(inbox, events, error)
             return
@@ -134,6 +140,8 @@ class Processor:
         outcome = await self._try(message, event, connection)
         if not isinstance(outcome, Done):
             error = outcome.error or RuntimeError("given up")
+            if inbox.database.is_away(error):
+                raise InboxUnavailable(f"{type(error).__name__} in a handler") from error
             await inbox.unmark(connection, [event.event_id], error)
         return outcome
 
@@ -141,10 +149,7 @@ class Processor:
         self, inbox: Inbox, events: Sequence[tuple[Message, Event]], error: Exception
     ) -> None:
         """The transaction failed, and nothing of it is kept."""
-        if isinstance(error, PenstockError) and error.retryable:
-            for message, event in events:
-                delay = self._settings.delay(message.delivery_attempt)
-                await self._answer(message, event.event_id, Again(delay, error))
+        if _is_about_the_inbox(error):
             raise InboxUnavailable(str(error)) from error
         if len(events) > 1:
             # One of them it was; alone, the others are done and that one is known.
@@ -159,30 +164,36 @@ class Processor:
     # The effect elsewhere.
 
     async def _process_apart(self, inbox: Inbox, message: Message, event: Event) -> None:
+        try:
+            outcome = await self._apart(inbox, message, event)
+        except Exception as error:
+            if _is_about_the_inbox(error):
+                raise InboxUnavailable(str(error)) from error
+            outcome = self._outcome(message, event, error)
+        await self._answer(message, event.event_id, outcome)
+        self._checkpoint("answered")
+
+    async def _apart(self, inbox: Inbox, message: Message, event: Event) -> Outcome:
         from penstock.transactional import Taken
 
         arrival = arrival_of(event)
-        try:
+        if event.event_id not in self._unmarked:
             taken = await inbox.take(arrival, _LEASES * self._settings.ack_wait)
             self._checkpoint("taken")
-            outcome: Outcome = Done()
+            if taken is Taken.DONE:
+                return Done()
             if taken is Taken.BUSY:
-                error = RuntimeError("somebody else works on it")
-                outcome = Again(_BUSY, error)
-            elif taken is Taken.OURS:
-                outcome = await self._try(message, event, None)
-                self._checkpoint("handled")
-                if isinstance(outcome, Done):
-                    await inbox.finish([event.event_id])
-                    self._checkpoint("committed")
-                elif outcome.error is not None:
-                    await inbox.note_failure(arrival, outcome.error)
-        except PenstockError as error:
-            again = Again(self._settings.delay(message.delivery_attempt), error)
-            await self._answer(message, event.event_id, again)
-            raise InboxUnavailable(str(error)) from error
-        await self._answer(message, event.event_id, outcome)
-        self._checkpoint("answered")
+                return Again(self._settings.ack_wait, RuntimeError("somebody else works on it"))
+            outcome = await self._try(message, event, None)
+            self._checkpoint("handled")
+            if not isinstance(outcome, Done):
+                await self._note_failure(inbox, event, outcome.error or RuntimeError("given up"))
+                return outcome
+            self._unmarked.add(event.event_id)
+        await inbox.finish([event.event_id])
+        self._unmarked.discard(event.event_id)
+        self._checkpoint("committed")
+        return Done()
 
     async def _note_failure(self, inbox: Inbox, event: Event, error: Exception) -> None:
         try:
@@ -202,10 +213,8 @@ class Processor:
             failure = call.failures.get(message)
             if failure is not None:
                 raise failure
-        except InboxUnavailable:
-            raise
-        except Exception as error:
-            return self._outcome(message, event, error)
+        except BaseException as error:
+            return self._outcome(message, event, _failure(error))
         finally:
             self._timed(self._clock.monotonic() - began)
         return Done()
@@ -273,6 +282,23 @@ class Processor:
             except InvalidArgumentError as error:
                 refused = error
         raise refused
+
+
+def _failure(error: BaseException) -> Exception:
+    """What a handler failed with; raised again when it did not: the program is to end, or we are to
+    stop. A `CancelledError` that nobody sent us came from what the handler waited for."""
+    if isinstance(error, Exception):
+        return error
+    task = asyncio.current_task()
+    cancelled = isinstance(error, asyncio.CancelledError)
+    if not cancelled or (task is not None and task.cancelling()):
+        raise error
+    return RuntimeError("What the handler waited for was cancelled")
+
+
+def _is_about_the_inbox(error: Exception) -> bool:
+    """What handlers raise has been caught by then: this is the database, and no event's fault."""
+    return isinstance(error, PenstockError) and not isinstance(error, InvalidArgumentError)
 
 
 def event_of(message: Message, envelope: Any, stream: str, consumer: str) -> Event:

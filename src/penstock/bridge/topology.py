@@ -132,26 +132,32 @@ class Provisioner:
                 )
 
     async def provision(self) -> Provisioned:
-        """See to it that everything is there. Safe to repeat, and side by side."""
+        """See to it that everything is there. Safe to repeat, and side by side; what is refused
+        has changed nothing."""
         done = Provisioned([], [])
-        for wanted in wanted_topics(self._settings):
-            await self._ensure_topic(wanted, done)
-        await self._ensure_subscription(wanted_subscription(self._settings), done)
+        topics = wanted_topics(self._settings)
+        consumer = wanted_subscription(self._settings)
+        there = [await self._topic(wanted.name) for wanted in topics]
+        existing = await self._subscription(consumer.name)
+        for wanted, found in zip(topics, there, strict=True):
+            await self._lacking(wanted, found)
+        if existing is not None:
+            _check_consumer(consumer, existing)
+        for wanted, found in zip(topics, there, strict=True):
+            await self._ensure_topic(wanted, found, done)
+        await self._ensure_subscription(consumer, existing, done)
         return done
 
     async def problems(self) -> list[str]:
         """What is not as it should be, in words. Changes nothing."""
         found: list[str] = []
         for wanted in wanted_topics(self._settings):
-            try:
-                existing = (await self._admin.describe_topic(wanted.name)).config
-            except NotFoundError:
+            existing = await self._topic(wanted.name)
+            if existing is None:
                 found.append(f"Stream {wanted.name!r} is missing; run: penstock bridge provision")
                 continue
             try:
-                _check_kind(wanted, existing)
-                lacking = missing(wanted.subjects, held_subjects(existing))
-                await self._check_free(wanted.name, lacking)
+                lacking = await self._lacking(wanted, existing)
             except FailedPreconditionError as error:
                 found.append(str(error))
                 continue
@@ -163,9 +169,8 @@ class Provisioner:
         return found + await self._consumer_problems(wanted_subscription(self._settings))
 
     async def _consumer_problems(self, wanted: SubscriptionConfig) -> list[str]:
-        try:
-            existing = (await self._admin.describe_subscription(wanted.name)).config
-        except NotFoundError:
+        existing = await self._subscription(wanted.name)
+        if existing is None:
             return [f"Consumer {wanted.name!r} is missing; run: penstock bridge provision"]
         try:
             _check_consumer(wanted, existing)
@@ -173,41 +178,60 @@ class Provisioner:
             return [str(error)]
         return []
 
-    async def _ensure_topic(self, wanted: TopicConfig, done: Provisioned) -> None:
+    async def _topic(self, name: str) -> TopicConfig | None:
         try:
-            existing = (await self._admin.describe_topic(wanted.name)).config
+            return (await self._admin.describe_topic(name)).config
         except NotFoundError:
-            await self._check_free(wanted.name, wanted.subjects)
+            return None
+
+    async def _subscription(self, name: str) -> SubscriptionConfig | None:
+        try:
+            return (await self._admin.describe_subscription(name)).config
+        except NotFoundError:
+            return None
+
+    async def _lacking(self, wanted: TopicConfig, found: TopicConfig | None) -> tuple[str, ...]:
+        """The subjects that a stream lacks and may have, or `FailedPreconditionError`."""
+        held: tuple[str, ...] = ()
+        if found is not None:
+            _check_kind(wanted, found)
+            held = held_subjects(found)
+        lacking = missing(wanted.subjects, held)
+        await self._check_free(wanted.name, lacking)
+        return lacking
+
+    async def _ensure_topic(
+        self, wanted: TopicConfig, found: TopicConfig | None, done: Provisioned
+    ) -> None:
+        if found is None:
             try:
                 await self._admin.create_topic(wanted)
             except AlreadyExistsError:
                 # Another process came first; look at what it made.
-                existing = (await self._admin.describe_topic(wanted.name)).config
+                found = (await self._admin.describe_topic(wanted.name)).config
             else:
                 done.changed.append(f"created stream {wanted.name} ({', '.join(wanted.subjects)})")
                 return
-        _check_kind(wanted, existing)
-        held = held_subjects(existing)
-        lacking = missing(wanted.subjects, held)
+        lacking = await self._lacking(wanted, found)
         if not lacking:
             done.unchanged.append(f"stream {wanted.name}")
             return
-        await self._check_free(wanted.name, lacking)
-        await update_topic(self._broker, replace(existing, subjects=(*held, *lacking)))
+        subjects = (*held_subjects(found), *lacking)
+        await update_topic(self._broker, replace(found, subjects=subjects))
         done.changed.append(f"added {', '.join(lacking)} to stream {wanted.name}")
 
-    async def _ensure_subscription(self, wanted: SubscriptionConfig, done: Provisioned) -> None:
-        try:
-            existing = (await self._admin.describe_subscription(wanted.name)).config
-        except NotFoundError:
+    async def _ensure_subscription(
+        self, wanted: SubscriptionConfig, existing: SubscriptionConfig | None, done: Provisioned
+    ) -> None:
+        if existing is None:
             try:
                 await self._admin.create_subscription(wanted)
             except AlreadyExistsError:
                 existing = (await self._admin.describe_subscription(wanted.name)).config
+                _check_consumer(wanted, existing)
             else:
                 done.changed.append(f"created consumer {wanted.name} ({wanted.subjects[0]})")
                 return
-        _check_consumer(wanted, existing)
         if existing.ack_deadline == wanted.ack_deadline:
             done.unchanged.append(f"consumer {wanted.name}")
             return

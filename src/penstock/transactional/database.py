@@ -29,8 +29,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import (
     ArgumentError,
+    DataError,
     DBAPIError,
+    IntegrityError,
     InterfaceError,
+    InternalError,
     NoSuchModuleError,
     OperationalError,
 )
@@ -41,6 +44,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from penstock.errors import (
     ClosedError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     PenstockError,
@@ -54,6 +58,9 @@ from penstock.lifetime import AsyncClosing
 # Earlier ones may lose a commit when two processes checkpoint a write-ahead log at once.
 _WAL_IS_SAFE = sqlite3.sqlite_version_info >= (3, 51, 3)
 _CONNECT_WITHIN = 10
+# SQLite has no states, only words.
+_AWAY = ("unable to open database file", "is locked", "disk is full", "disk I/O error")
+_READ_ONLY = "write a readonly database"
 # Any number will do, as long as every Penstock process uses the same.
 _SCHEMA_LOCK = 0x70656E73746F636B
 
@@ -142,7 +149,7 @@ class Database(AsyncClosing):
         writing in it fails.
         """
         engine = self._engine()
-        with self._translated():
+        with self._translated(writing=not reading):
             async with self._in_turn(reading):
                 if reading:
                     engine = engine.execution_options(postgresql_readonly=True, reading=True)
@@ -161,12 +168,24 @@ class Database(AsyncClosing):
             await self.lock(connection, _SCHEMA_LOCK)
             yield connection
 
-    async def lock(self, connection: AsyncConnection, number: int, *, shared: bool = False) -> None:
-        """Hold a lock of that number until the transaction ends. On SQLite it does already."""
+    async def lock(
+        self,
+        connection: AsyncConnection,
+        number: int,
+        *,
+        shared: bool = False,
+        lazily: bool = False,
+    ) -> None:
+        """Hold a lock of that number until the transaction ends. On SQLite it does already.
+
+        `lazily`: the commit is not waited for until it is on disk; a crash of the database may
+        take it back.
+        """
         if self.dialect == "postgresql":
             function = "pg_advisory_xact_lock" + ("_shared" if shared else "")
+            also = ", set_config('synchronous_commit', 'off', true)" if lazily else ""
             await connection.execute(
-                text(f"SELECT {function}(CAST(:number AS bigint))"), {"number": number}
+                text(f"SELECT {function}(CAST(:number AS bigint)){also}"), {"number": number}
             )
 
     async def time(self, connection: AsyncConnection | None = None) -> float:
@@ -244,7 +263,7 @@ class Database(AsyncClosing):
             self._turn.release()
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, *, writing: bool = True) -> Iterator[None]:
         """What is about the connection becomes ours; errors of the caller's SQL stay theirs."""
         try:
             yield
@@ -253,13 +272,34 @@ class Database(AsyncClosing):
                 f"All {self._pool_size} connections to the database ({self.place}) are in use"
             ) from None
         except DBAPIError as error:
-            ours = self._ours(error)
+            ours = self._ours(error, writing=writing)
             if ours is None:
                 raise
             # Not `from error`: drivers may quote the address they were given.
             raise ours from None
 
-    def _ours(self, error: DBAPIError) -> PenstockError | None:
+    @contextmanager
+    def own_statements(self, what: str) -> Iterator[None]:
+        """Around statements on tables of ours: whatever the database refuses but the values that it
+        was given says something about the database, and becomes a `PenstockError`."""
+        try:
+            with self._translated():
+                yield
+        except (DataError, IntegrityError):
+            raise
+        except DBAPIError as error:
+            reason = _first_line(error.orig, self._url.password)
+            raise FailedPreconditionError(
+                f"The {what} in {self.place} cannot be used: {reason}; see: penstock db status"
+            ) from None
+
+    def is_away(self, error: BaseException) -> bool:
+        """Whether it is an error of a statement that says that nothing can be written now."""
+        if not isinstance(error, DBAPIError) or _met_another(error):
+            return False
+        return isinstance(self._ours(error), UnavailableError)
+
+    def _ours(self, error: DBAPIError, *, writing: bool = True) -> PenstockError | None:
         state = getattr(error.orig, "sqlstate", None) or ""
         reason = _first_line(error.orig, self._url.password)
         # A connection that was refused has no state, only words.
@@ -267,14 +307,21 @@ class Database(AsyncClosing):
             return UnauthenticatedError(f"The database ({self.place}) refused us: {reason}")
         if state == "3D000" or (not state and reason.endswith("does not exist")):
             return NotFoundError(f"No such database ({self.place}): {reason}; create it first")
-        if state in ("40001", "40P01"):
+        if _met_another(error):
             return UnavailableError(f"The transaction met another one; run it again: {reason}")
         lost = error.connection_invalidated or (not state and self.dialect == "postgresql")
-        unreachable = "unable to open database file" in reason or "is locked" in reason
-        down = state[:2] in ("08", "53", "57")
-        if isinstance(error, OperationalError | InterfaceError) and (lost or unreachable or down):
+        down = state[:2] in ("08", "53", "57") or any(words in reason for words in _AWAY)
+        # After a failover the old primary only reads; so does a file that is not ours.
+        down = down or (writing and (state == "25006" or _READ_ONLY in reason))
+        kinds = OperationalError | InterfaceError | InternalError
+        if isinstance(error, kinds) and (lost or down):
             return UnavailableError(f"Cannot use the database ({self.place}): {reason}")
         return None
+
+
+def _met_another(error: DBAPIError) -> bool:
+    """A serialization failure or a deadlock: as good as never begun."""
+    return getattr(error.orig, "sqlstate", None) in ("40001", "40P01")
 
 
 def _normalised(url: str) -> URL:

@@ -195,8 +195,10 @@ class Inbox:
         `unmark` before the transaction ends.
         """
         unique = {arrival.event_id: arrival for arrival in arrivals}
-        if not unique:
-            return set()
+        with self._database.own_statements("inbox"):
+            return await self._mark(connection, unique) if unique else set()
+
+    async def _mark(self, connection: AsyncConnection, unique: Mapping[str, Arrival]) -> set[str]:
         if connection.dialect.name == "postgresql":
             return await self._mark_arrays(connection, list(unique.values()), PROCESSED, None)
         # SQLite has one writer, and by now it is us.
@@ -229,7 +231,7 @@ class Inbox:
     async def note_failure(self, arrival: Arrival, error: Exception) -> None:
         """Write down that an attempt failed, in a transaction of its own. What is processed by
         now stays so."""
-        async with self._database.transaction() as connection:
+        async with self._writing() as connection:
             why = _reason(error)
             if connection.dialect.name == "postgresql":
                 await self._mark_arrays(connection, [arrival], FAILED, why)
@@ -247,7 +249,7 @@ class Inbox:
             in_status(FAILED),
             and_(in_status(PROCESSING), c.updated_at < database_time() - lease),
         )
-        async with self._database.transaction() as connection:
+        async with self._writing() as connection:
             given = self._row(arrival, None)
             row = {name: given[name] for name in GIVEN} | {"headers": dict(arrival.headers)}
             now = database_time()
@@ -284,8 +286,14 @@ class Inbox:
             .where(self._among(event_ids), is_unprocessed)
             .values(status=PROCESSED, processed_at=now, updated_at=now, error_message=None)
         )
-        async with self._database.transaction() as connection:
+        async with self._writing() as connection:
             await connection.execute(change)
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[AsyncConnection]:
+        with self._database.own_statements("inbox"):
+            async with self._database.transaction() as connection:
+                yield connection
 
     # Looking after it.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from penstock.transactional.table import (
 _STATEMENT_ROWS = 1000
 _STATEMENT_BYTES = 8 * 2**20
 LONGEST_DELAY = 366 * 86_400.0
+_PENDING_AGAIN = {"state": PENDING, "attempts": 0, "claimed_by": None, "lease_until": 0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,23 +95,31 @@ class Outbox:
         drafts: Sequence[Draft],
         *,
         after: float = 0.0,
+        revive: bool = False,
     ) -> tuple[str, ...]:
         """Add messages to the transaction of `connection`; returns their message ids, in order.
 
         They are published after the commit, and not before `after` seconds have passed by the
         database's clock; later messages of their keys wait for them. A draft without a message
-        id gets one. What the outbox already has of that topic, by message id, is left as it is.
+        id gets one. What the outbox already has of that topic, by message id, is left as it is;
+        with `revive`, one that is dead becomes what is said now, and is published after all.
         """
-        ids, statements = _statements(connection.dialect.name, topic, drafts, after)
+        ids, statements = _statements(connection.dialect.name, topic, drafts, after, revive)
         for statement, values in statements:
             await connection.execute(statement, values)
         return ids
 
     def add_blocking(
-        self, connection: Connection, topic: str, drafts: Sequence[Draft], *, after: float = 0.0
+        self,
+        connection: Connection,
+        topic: str,
+        drafts: Sequence[Draft],
+        *,
+        after: float = 0.0,
+        revive: bool = False,
     ) -> tuple[str, ...]:
         """`add`, to the transaction of a connection that is not async."""
-        ids, statements = _statements(connection.dialect.name, topic, drafts, after)
+        ids, statements = _statements(connection.dialect.name, topic, drafts, after, revive)
         for statement, values in statements:
             connection.execute(statement, values)
         return ids
@@ -129,8 +139,10 @@ class Outbox:
             count = select(func.count()).select_from(table).where(is_pending)
             return int((await connection.execute(count)).scalar_one())
 
-    async def status(self) -> OutboxStatus:
+    async def status(self, topic: str | None = None) -> OutboxStatus:
+        """Of all rows, or those of one topic."""
         now, c = database_time(), table.c
+        among = [] if topic is None else [c.topic == topic]
         wanted = case(
             # Never tried, so this is when its sender wants it to go.
             (and_(c.attempts == 0, c.next_attempt_at > c.created_at), c.next_attempt_at),
@@ -141,8 +153,8 @@ class Outbox:
             func.coalesce(now - func.min(wanted), 0.0),
             func.count().filter(c.next_attempt_at > now),
             func.count().filter(c.lease_until > now),
-        ).where(is_pending)
-        dead = select(func.count()).select_from(table).where(in_state(DEAD))
+        ).where(is_pending, *among)
+        dead = select(func.count()).select_from(table).where(in_state(DEAD), *among)
         async with self._database.transaction(reading=True) as connection:
             count, age, waiting, claimed = (await connection.execute(pending)).one()
             died = (await connection.execute(dead)).scalar_one()
@@ -187,14 +199,14 @@ class Outbox:
             update(table)
             .where(table.c.id.in_(chosen.order_by(table.c.id).limit(limit)))
             .where(in_state(DEAD))
-            .values(state=PENDING, attempts=0, next_attempt_at=0.0, claimed_by=None, lease_until=0)
+            .values(**_PENDING_AGAIN, next_attempt_at=0.0)
         )
         async with self._database.transaction() as connection:
             return (await connection.execute(change)).rowcount
 
-    async def clean(self, older_than: float, *, limit: int = 1000) -> int:
-        """Delete rows published more than `older_than` seconds ago, `limit` a transaction;
-        returns how many.
+    async def clean(self, older_than: float, *, topic: str | None = None, limit: int = 1000) -> int:
+        """Delete rows published more than `older_than` seconds ago, all or those of a topic,
+        `limit` a transaction; returns how many.
 
         A message id is remembered only as long as its row: `older_than` should exceed the time
         within which a caller may add the same message again.
@@ -206,6 +218,7 @@ class Outbox:
             select(table.c.id)
             .where(in_state(PUBLISHED))
             .where(table.c.published_at < database_time() - older_than)
+            .where(*([] if topic is None else [table.c.topic == topic]))
             .order_by(table.c.published_at)
             .limit(limit)
         )
@@ -219,7 +232,7 @@ class Outbox:
 
 
 def _statements(
-    dialect: str, topic: str, drafts: Sequence[Draft], after: float
+    dialect: str, topic: str, drafts: Sequence[Draft], after: float, revive: bool
 ) -> tuple[tuple[str, ...], Iterator[tuple[Any, Any]]]:
     """The ids of the drafts, and what adds them, with its values."""
     check_name("Topic", topic)
@@ -227,7 +240,26 @@ def _statements(
     checked = [_checked(draft) for draft in drafts]
     ids = tuple(str(draft.message_id) for draft in checked)
     common = {"of_topic": topic, "after": after}
-    return ids, (_statement(dialect, common, portion) for portion in _portions(checked))
+    revivals = [(_revival(topic, draft, after), None) for draft in checked] if revive else []
+    additions = (_statement(dialect, common, portion) for portion in _portions(checked))
+    return ids, chain(revivals, additions)
+
+
+def _revival(topic: str, draft: Draft, after: float) -> Any:
+    """A dead row becomes as if it had just been added."""
+    said = {name: getattr(draft, name) for name in GIVEN if name != "message_id"}
+    said["attributes"] = dict(draft.attributes)
+    return (
+        update(table)
+        .where(in_state(DEAD), table.c.topic == topic, table.c.message_id == draft.message_id)
+        .values(
+            **said,
+            **_PENDING_AGAIN,
+            next_attempt_at=database_time() + after if after else 0.0,
+            created_at=database_time(),
+            last_error=None,
+        )
+    )
 
 
 def _statement(dialect: str, common: dict[str, Any], drafts: Sequence[Draft]) -> tuple[Any, Any]:

@@ -121,7 +121,7 @@ class Relay(AsyncClosing):
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         # The name may be shared; what is claimed under it must not be.
         self._claims = Claims(database, f"{self.name}-{secrets.token_hex(6)}", lease, topics)
-        self._keyed_first = False
+        self._keyed_first, self._was_keyed = False, True
         self._statistics = RelayStatistics()
         self._pauses: dict[str, _Pause] = {}
         self._wanted = asyncio.Event()
@@ -167,9 +167,12 @@ class Relay(AsyncClosing):
         claim = await self._claims.claim(
             self._batch, self._max_bytes, keyed_first=self._keyed_first, without=paused
         )
-        self._keyed_first = not self._keyed_first
         if claim is None:
+            # What there was last is what comes next, most likely.
+            self._keyed_first = self._was_keyed
             return 0
+        self._was_keyed = claim.keyed
+        self._keyed_first = not claim.keyed
         self._checkpoint("claimed")
         outcomes = Outcomes()
         self._publishing = asyncio.get_running_loop().create_task(

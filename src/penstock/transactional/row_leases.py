@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -83,22 +84,6 @@ class Claim:
     rows: Sequence[Claimed]
 
 
-@dataclass(frozen=True, slots=True)
-class Topics:
-    """Whose rows are looked for: those of `only`, or all if that is None, but for `without`."""
-
-    only: Collection[str] | None = None
-    without: Collection[str] = ()
-
-    def condition(self) -> list[ColumnElement[bool]]:
-        found: list[ColumnElement[bool]] = [c.topic.not_in(list(self.without))]
-        if self.only is not None:
-            # Not the bare column: planners would take the index of its ids, which has every row
-            # that was ever published.
-            found.append((c.topic + literal_column("''")).in_(list(self.only)))
-        return found
-
-
 @dataclass(slots=True)
 class Outcomes:
     """What became of the rows of a claim, by id. Rows not mentioned are given back."""
@@ -148,15 +133,15 @@ _GIVEN_BACK = _Change({"why": Text()}, lambda given: {"last_error": given["why"]
 
 
 class Claims:
-    """The claims of one relay on one outbox; on rows of some topics `only`, if it says so."""
+    """The claims of one relay on one outbox."""
 
     def __init__(
-        self, database: Database, owner: str, lease: float, only: Collection[str] | None = None
+        self, database: Database, owner: str, lease: float, topics: Collection[str] | None = None
     ) -> None:
         self._database = database
+        self._topics = None if topics is None else list(topics)
         self._owner = owner
         self._lease = lease
-        self._only = only
         self._fences = count(1)
 
     async def claim(
@@ -166,40 +151,36 @@ class Claims:
 
         Of rows that waited for their time at most half a batch, so that nobody waits for them.
         """
-        topics = Topics(self._only, without)
+        where = self._where(without)
         async with self._database.transaction() as connection:
             for keyed in (keyed_first, not keyed_first):
                 choice = _Choice(batch, max_bytes)
                 if keyed:
-                    await self._database.lock(connection, _KEYS_LOCK)
-                    await self._choose_keyed(connection, choice, batch, topics)
+                    # A claim that a crash of the database takes back is one that has ended.
+                    await self._database.lock(connection, _KEYS_LOCK, lazily=True)
+                    await self._choose_keyed(connection, choice, batch, where)
                 else:
-                    choice.consider((await connection.execute(_keyless(batch, topics))).all())
+                    query = _keyless(batch, self._topics is not None)
+                    choice.consider((await connection.execute(query, where)).all())
                 if choice.ids:
                     return await self._take(connection, list(choice.ids), keyed)
         return None
 
     async def until_due(self) -> float | None:
         """Seconds until the first row that waits for its time is due; None when none waits."""
-        now = database_time()
-        first = (
-            select(func.min(c.next_attempt_at)).where(
-                kind, delayed, c.next_attempt_at > now, *Topics(self._only).condition()
-            )
-            for kind in (is_keyless, is_keyed)
-        )
-        query = select(*(one.scalar_subquery() - now for one in first))
+        query = _due(self._topics is not None)
         async with self._database.transaction(reading=True) as connection:
-            found = (await connection.execute(query)).one()
+            found = (await connection.execute(query, self._where(()))).one()
         return min((max(0.0, seconds) for seconds in found if seconds is not None), default=None)
 
     async def _choose_keyed(
-        self, connection: AsyncConnection, choice: _Choice, batch: int, topics: Topics
+        self, connection: AsyncConnection, choice: _Choice, batch: int, where: dict[str, list[str]]
     ) -> None:
         """Look past keys with many rows, so that they do not hold up the others."""
+        query = _keyed(batch, self._topics is not None)
         for _ in range(_LOOKS):
-            query = _keyed(batch, topics, choice.full)
-            choice.consider((await connection.execute(query)).all())
+            found = await connection.execute(query, {**where, "full": list(choice.full)})
+            choice.consider(found.all())
             if choice.ended or not choice.full:
                 return
 
@@ -277,35 +258,70 @@ class Claims:
         rows = (await connection.execute(change)).all()
         return Claim(fence, keyed, sorted(map(_claimed, rows), key=lambda row: row.id))
 
+    def _where(self, without: Collection[str]) -> dict[str, list[str]]:
+        """Whose rows may be claimed."""
+        where = {"without": list(without)}
+        return where if self._topics is None else {**where, "topics": self._topics}
+
     def _is_ours(self, claim: Claim) -> ColumnElement[bool]:
         return and_(is_pending, c.claimed_by == self._owner, c.fence == claim.fence)
 
 
-def _keyless(batch: int, topics: Topics) -> Any:
+# What a claim asks is made once: to make it takes longer than to ask it.
+
+
+@cache
+def _keyless(batch: int, some: bool) -> Any:
     """Rows that nobody has claimed: those that waited and are due, and those that need not wait."""
     now = database_time()
-    free = _rows(null(), is_keyless, topics).where(c.lease_until <= now)
+    free = _rows(null(), is_keyless, some).where(c.lease_until <= now)
     free = free.with_for_update(skip_locked=True)
     due = free.where(delayed, c.next_attempt_at <= now).order_by(c.next_attempt_at)
     return _either(due, free.where(at_once).order_by(c.id), batch)
 
 
-def _keyed(batch: int, topics: Topics, full: Collection[str]) -> Any:
+@cache
+def _keyed(batch: int, some: bool) -> Any:
     """Rows of keys that nobody has claimed: those before which no row of their key waits, or
     waited; and those that waited, are due and are the first of their key. What follows these is
     free once they are gone: to ask whether all before a row are due would mean to walk over those
     that are not."""
     now = database_time()
     held = select(_key).where(was_claimed, c.lease_until > now).correlate(None)
-    free = _rows(_key, is_keyed, topics).where(_key.not_in(held), ~_follows(is_delayed))
+    free = _rows(_key, is_keyed, some).where(_key.not_in(held), ~_follows(is_delayed))
     due = free.where(delayed, c.next_attempt_at <= now, ~_follows(goes_at_once))
     due = due.order_by(c.next_attempt_at)
-    return _either(due, free.where(at_once, _key.not_in(list(full))).order_by(c.id), batch)
+    return _either(due, free.where(at_once, _key.not_in(_listed("full"))).order_by(c.id), batch)
 
 
-def _rows(key: Any, kind: ColumnElement[bool], topics: Topics) -> Any:
+@cache
+def _due(some: bool) -> Any:
+    """Seconds until the first row without a key, and with one, that waits for its time."""
+    now = database_time()
+    first = (
+        select(func.min(c.next_attempt_at)).where(
+            kind, delayed, c.next_attempt_at > now, *_among(some)
+        )
+        for kind in (is_keyless, is_keyed)
+    )
+    return select(*(one.scalar_subquery() - now for one in first))
+
+
+def _rows(key: Any, kind: ColumnElement[bool], some: bool) -> Any:
     size = func.length(c.data).label("size")
-    return select(c.id, size, key.label("key")).where(kind, *topics.condition())
+    return select(c.id, size, key.label("key")).where(kind, *_among(some))
+
+
+def _among(some: bool) -> list[ColumnElement[bool]]:
+    """Of all topics, or some that are given; but for those that are left alone."""
+    others: ColumnElement[bool] = c.topic.not_in(_listed("without"))
+    # Not the bare column: rows would be looked for by topic, and most were published long ago.
+    topic = c.topic + literal_column("''")
+    return [others, topic.in_(_listed("topics"))] if some else [others]
+
+
+def _listed(name: str) -> Any:
+    return bindparam(name, type_=Text(), expanding=True)
 
 
 def _either(due: Any, free: Any, batch: int) -> Any:

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from sqlalchemy import create_engine
 
 from penstock import Capabilities, PubSub, errors
 from penstock.bridge.envelope import build
@@ -12,6 +13,7 @@ from penstock.message import PublishFault, Receipt
 from penstock.transactional import Database, Relay
 
 pytestmark = pytest.mark.real_time
+_TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class Answering:
@@ -21,10 +23,12 @@ class Answering:
 
     def __init__(self, answer):
         self.answer = answer
+        self.got = []
         self.asked = asyncio.Event()
 
     async def publish(self, topic, drafts):
         self.asked.set()
+        self.got += drafts
         if self.answer is None:
             await asyncio.Event().wait()
         if isinstance(self.answer, Exception):
@@ -95,3 +99,37 @@ async def test_what_the_broker_answered_is_the_state_of_the_event(database_url, 
         assert row.status == expected
         assert (row.published_at is not None) is (expected == "sent")
         assert (row.error_message is not None) is (expected != "sent")
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_publishing_a_failed_event_again_by_its_id_publishes_it(database_url, blocking):
+    """The recovery that the specification shows, with what is said now."""
+    async with an_event(database_url) as events:
+        await relayed(events, PublishFault(errors.InvalidArgumentError("too large")))
+        assert (await status(events)).status == "failed"
+        event = build(
+            producer="api", event_type="user.created", payload={"id": 7, "n": 2}, event_id="e"
+        )
+        draft = event.draft("api.sync.worker", traceparent=_TRACE)
+        if blocking:
+            engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"))
+            await asyncio.to_thread(events.add_blocking, engine, draft, revive=True)
+            engine.dispose()
+        else:
+            await events.add(None, draft, revive=True)
+        row = await status(events)
+        assert (row.status, row.attempts, row.error_message) == ("pending", 0, None)
+        broker = Answering(Receipt("1", sequence=1))
+        await Relay(events.database, PubSub(broker=broker)).step()
+        assert (await status(events)).status == "sent"
+        assert broker.got == [draft]
+
+
+async def test_an_event_that_was_sent_or_waits_is_not_changed_by_another_of_its_id(database_url):
+    async with an_event(database_url) as events:
+        other = build(producer="api", event_type="user.created", payload={"id": 8}, event_id="e")
+        await events.add(None, other.draft("api.sync.worker"), revive=True)
+        assert (await status(events)).status == "pending"
+        await relayed(events, Receipt("1", sequence=1))
+        await events.add(None, other.draft("api.sync.worker"), revive=True)
+        assert (await status(events)).status == "sent"

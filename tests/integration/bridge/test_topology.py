@@ -159,14 +159,19 @@ async def _raising(found):
 async def test_the_consumer_of_another_pair_of_apps_is_left_alone(nats_server, pair):
     await provision(settings_for(nats_server, pair))
     billing = settings_for(nats_server, pair, destination_app="billing")
-    with pytest.raises(FailedPreconditionError, match="another pair of apps has it"):
-        await provision(billing)
+    async with jetstream_api(nats_server.url) as request:
+        before = await request(f"STREAM.INFO.{pair['stream_name']}")
+        with pytest.raises(FailedPreconditionError, match="another pair of apps has it"):
+            await provision(billing)
+        after = await request(f"STREAM.INFO.{pair['stream_name']}")
+    assert before["config"] == after["config"]
     elsewhere = settings_for(
         nats_server, pair, destination_app="billing", stream_name=f"{pair['stream_name']}-2"
     )
-    # The subjects of the refused attempt are in the first stream by now, so it is taken.
+    # This app's dead letters are in the first pair's stream of them; see the next test.
     with pytest.raises(FailedPreconditionError, match="overlaps"):
         await provision(elsewhere)
+    assert f"Stream {elsewhere.stream_name!r} is missing" in (await problems(elsewhere))[0]
 
 
 async def test_an_app_with_two_partners_has_two_streams_and_one_for_its_dead_letters(

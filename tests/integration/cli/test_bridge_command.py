@@ -8,11 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 from penstock import Bridge, errors
 from penstock.cli.bridge.bridge import bridge
-from penstock.transactional import Arrival, Database, Inbox
+from penstock.message import Draft
+from penstock.transactional import Arrival, Database, Inbox, Outbox
 from tests.support.processes import Running
 from tests.support.servers import NatsServer
 
@@ -118,6 +120,20 @@ async def _until(commands, status):
     async with made, asyncio.timeout(120):
         while not await made.outbox.rows(status, limit=1):
             await asyncio.sleep(0.05)
+
+
+def test_all_that_failed_is_published_again_however_much_it_is(commands):
+    async def fail(count):
+        async with Database(commands.settings["database_url"]) as database:
+            outbox = Outbox(database)
+            await outbox.create()
+            async with database.transaction() as connection:
+                drafts = [Draft(b"{}") for _ in range(count)]
+                await outbox.add(connection, commands.settings["stream_name"], drafts)
+                await connection.execute(text("UPDATE penstock_outbox SET state = 'dead'"))
+
+    asyncio.run(fail(1500))
+    assert commands("outbox", "retry", "--all") == (0, "1,500 will be published again.\n")
 
 
 def test_the_inbox_is_listed_and_never_purged_within_its_horizon(commands):

@@ -266,3 +266,16 @@ def test_an_arrived_event_tells_its_trace_context_in_any_case():
 
 def test_an_event_never_shows_its_payload():
     assert "user@example.com" not in repr(parse(PEERS)) + repr(arrived())
+
+
+def test_a_version_that_is_a_number_with_a_point_is_read_as_its_text():
+    assert parse(b'{"event_type": "a.b", "schema_version": 1.0}').schema_version == "1.0"
+    with pytest.raises(MalformedEventError, match="schema_version"):
+        parse(b'{"event_type": "a.b", "schema_version": true}')
+
+
+def test_a_payload_that_contains_itself_is_refused_in_words():
+    payload: dict[str, object] = {}
+    payload["self"] = payload
+    with pytest.raises(InvalidArgumentError, match="cannot be written as JSON"):
+        build(producer="api", event_type="a.b", payload=payload)

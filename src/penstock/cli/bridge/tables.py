@@ -22,6 +22,7 @@ from penstock.transactional import Database, Inbox
 outbox = typer.Typer(help="Events that wait to be published.", no_args_is_help=True)
 inbox = typer.Typer(help="Events that were received.", no_args_is_help=True)
 T = TypeVar("T")
+_NO_LIMIT = 2**62
 
 Status = Annotated[str | None, typer.Option(help="Only with this status.")]
 Limit = Annotated[int, typer.Option(min=1, help="The newest so many.")]
@@ -51,7 +52,9 @@ def outbox_retry(
         raise InvalidArgumentError("Which events? Give ids of rows, or --all")
     settings = _with_outbox(app, destination, stream, database)
     topic = settings.names.stream_name
-    count = _on_outbox(settings, lambda held: held.outbox.requeue(ids or None, topic=topic))
+    count = _on_outbox(
+        settings, lambda held: held.outbox.requeue(ids or None, topic=topic, limit=_NO_LIMIT)
+    )
     typer.echo(f"{count:,} will be published again.")
 
 
@@ -63,7 +66,8 @@ def outbox_purge(
     """Delete what was sent so long ago."""
     settings = _with_outbox(app, destination, stream, database)
     seconds = _seconds(older_than)
-    count = _on_outbox(settings, lambda held: held.outbox.clean(seconds))
+    topic = settings.names.stream_name
+    count = _on_outbox(settings, lambda held: held.outbox.clean(seconds, topic=topic))
     typer.echo(f"Deleted {count:,}.")
 
 

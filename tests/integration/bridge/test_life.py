@@ -1,0 +1,126 @@
+"""Starting, closing, and what runs in between, with an outbox and no server."""
+
+import asyncio
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import (
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import scoped_session, sessionmaker
+
+from penstock import errors
+from penstock.config import TopicConfig
+from penstock.testing import eventually
+from penstock.testing.bridge import BridgeKit
+
+pytestmark = pytest.mark.real_time
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/app.db"
+
+
+def relays():
+    return [task for task in asyncio.all_tasks() if "Relay._run" in repr(task)]
+
+
+async def test_whoever_uses_it_first_at_the_same_time_starts_it_once(url):
+    kit = BridgeKit(use_outbox=True, database_url=url)
+    await kit.broker.open()
+    said = ({"event_type": "a.b", "payload": {"id": n}} for n in range(5))
+    await asyncio.gather(*(kit.bridge.publish(**one) for one in said))
+    assert len(relays()) == 1
+    await eventually(lambda: len(kit.published()) == 5, within=30)
+    await kit.bridge.aclose()
+    assert relays() == []
+    await kit.broker.aclose()
+
+
+async def test_closing_while_it_starts_leaves_nothing_running(url):
+    for turns in range(30):
+        kit = BridgeKit(use_outbox=True, database_url=url)
+        await kit.broker.open()
+        starting = asyncio.create_task(kit.bridge.startup())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await kit.bridge.aclose()
+        await asyncio.wait({starting})
+        assert starting.exception() is None or isinstance(
+            starting.exception(), errors.ClosedError
+        ), starting.exception()
+        assert relays() == []
+        await kit.broker.aclose()
+
+
+async def test_events_wait_in_the_outbox_until_the_bridge_can_start(url):
+    """A stream of the wrong kind is mended by an operator; the events are not to blame."""
+    kit = BridgeKit(use_outbox=True, database_url=url, lazy_connect=True)
+    await kit.broker.open()
+    names = kit.names
+    await kit.broker.admin.create_topic(
+        TopicConfig(name=names.stream_name, subjects=names.subjects)
+    )
+    async with kit.bridge:
+        await kit.bridge.publish(event_type="a.b", payload={"id": 1})
+
+        async def refused():
+            [row] = await kit.bridge.outbox.rows()
+            return row if row.error_message else None
+
+        async with asyncio.timeout(30):
+            while (row := await refused()) is None:
+                await asyncio.sleep(0.02)
+        assert row.status == "pending" and "work-queue" in row.error_message
+        await kit.broker.admin.delete_topic(names.stream_name)
+        await eventually(lambda: len(kit.published()) == 1, within=30)
+    await kit.broker.aclose()
+
+
+async def test_sessions_that_are_found_by_thread_or_task_take_events(url):
+    async with BridgeKit(use_outbox=True, database_url=url) as kit:
+        engine = create_engine(url)
+        session = scoped_session(sessionmaker(engine))
+        for keep in (True, False):
+            kit.bridge.enqueue(event_type="a.b", payload={"id": 1}, connection=session)
+            await kit.bridge.publish(event_type="a.b", payload={"id": 2}, connection=session)
+            session.commit() if keep else session.rollback()
+        session.remove()
+        engine.dispose()
+        own = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+        current = async_scoped_session(async_sessionmaker(own), asyncio.current_task)
+        for keep in (True, False):
+            await kit.bridge.publish(event_type="a.b", payload={"id": 3}, connection=current)
+            await (current.commit() if keep else current.rollback())
+        await current.remove()
+        await own.dispose()
+        assert len(await kit.bridge.outbox.rows()) == 3
+        await eventually(lambda: len(kit.published()) == 3, within=30)
+        assert sorted(event.resource_id for event in kit.published()) == ["1", "2", "3"]
+
+
+async def test_a_bridge_leaves_the_rows_of_others_in_its_database_alone(url):
+    """They may be for another server, where this one's relay would find no such stream."""
+    other = BridgeKit("api", "billing", use_outbox=True, database_url=url, stream_name="billing")
+    async with BridgeKit(use_outbox=True, database_url=url) as kit:
+        await other.broker.open()
+        idle = BridgeKit(
+            "api", "billing", use_outbox=True, database_url=url, stream_name="billing", relay=False
+        )
+        await idle.broker.open()
+        async with idle.bridge:
+            await idle.bridge.publish(event_type="a.b", payload={"id": 1})
+            for n in range(5):
+                await kit.bridge.publish(event_type="a.b", payload={"id": n})
+                await eventually(lambda n=n: len(kit.published()) == n + 1, within=30)
+            [row] = await idle.bridge.outbox.rows()
+            assert (row.status, row.attempts, row.error_message) == ("pending", 0, None)
+            health = await kit.bridge.health_check(skip_cache=True)
+            assert health["outbox"]["pending"] == 0
+        async with other.bridge:
+            await eventually(lambda: len(other.published()) == 1, within=30)
+        await idle.broker.aclose()
+        await other.broker.aclose()
