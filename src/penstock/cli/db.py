@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
-from penstock.transactional import Database, schema
+
+if TYPE_CHECKING:
+    from penstock.transactional import Database
 
 db = typer.Typer(help="Versions of Penstock's tables.", no_args_is_help=True)
 T = TypeVar("T")
@@ -27,8 +29,8 @@ Parts = Annotated[
     list[str] | None,
     typer.Option(
         "--part",
-        help=f"Of {', '.join(schema.PARTS)} (repeat it for several); by default those that are "
-        "there.",
+        help="Of outbox, inbox, jobs, views, identity (repeat it for several); by default those "
+        "that are there.",
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="All parts, also those not used yet.")]
@@ -37,6 +39,8 @@ All = Annotated[bool, typer.Option("--all", help="All parts, also those not used
 @db.command()
 def status(database: Address = None) -> None:
     """Say which versions a database has; ends with 1 when one of them is not what is needed."""
+    from penstock.transactional import schema
+
     found = on_database(database, schema.status)
     for one in found:
         typer.echo(f"{one.part.name:<8} {one}")
@@ -47,6 +51,8 @@ def status(database: Address = None) -> None:
 @db.command()
 def upgrade(database: Address = None, part: Parts = None, every: All = False) -> None:
     """Bring the tables to what this Penstock needs, in one transaction. Make a backup first."""
+    from penstock.transactional import schema
+
     names = _names(part, every)
     changed = on_database(database, lambda opened: schema.upgrade(opened, names))
     for one in changed:
@@ -59,6 +65,8 @@ def upgrade(database: Address = None, part: Parts = None, every: All = False) ->
 @db.command()
 def sql(database: Address = None, part: Parts = None, every: All = False) -> None:
     """Write what `upgrade` would run, for those who may not run it."""
+    from penstock.transactional import schema
+
     names = _names(part, every)
     typer.echo(on_database(database, lambda opened: schema.upgrade_sql(opened, names)), nl=False)
 
@@ -71,6 +79,8 @@ def on_database(address: str | None, work: Callable[[Database], Awaitable[T]]) -
             "out of sight"
         )
 
+    from penstock.transactional import Database
+
     async def run(url: str) -> T:
         async with Database(url) as opened:
             if opened.dialect == "sqlite" and opened.place.endswith("in memory"):
@@ -81,4 +91,6 @@ def on_database(address: str | None, work: Callable[[Database], Awaitable[T]]) -
 
 
 def _names(part: list[str] | None, every: bool) -> list[str] | None:
-    return list(schema.PARTS) if every else part or None
+    from penstock.transactional.schema import PARTS
+
+    return list(PARTS) if every else part or None

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 
@@ -17,7 +18,7 @@ def with_options(
     parameters = _parameters(options)
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        own = _parameters(command)[1:]
+        own = _parameters(command, skip=1)
 
         @wraps(command)
         def run(**given: Any) -> None:
@@ -33,9 +34,10 @@ def with_options(
     return wrap
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(function, include_extras=True)
-    return [
-        parameter.replace(annotation=hints[name])
-        for name, parameter in inspect.signature(function).parameters.items()
-    ]
+def _parameters(function: Callable[..., Any], skip: int = 0) -> list[inspect.Parameter]:
+    """Those after the first so many, which may be of types that are not loaded yet."""
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    written = SimpleNamespace(__annotations__={p.name: p.annotation for p in parameters})
+    known = inspect.unwrap(function).__globals__
+    hints = get_type_hints(written, known, include_extras=True)
+    return [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]

@@ -203,6 +203,30 @@ def test_a_second_signal_ends_it_at_once_whatever_its_handler_does(tmp_path, han
         assert "Traceback" not in app.said
 
 
+FORKS = """
+def bill(order: bytes) -> None:
+    import os, signal
+    hears, says = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(says, b"here")
+        time.sleep(600)
+    os.read(hears, 4)
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    print(f"began; the child ended by {os.WTERMSIG(status)}", flush=True)
+"""
+
+
+def test_a_signal_to_a_child_that_a_handler_forked_is_the_childs_own(tmp_path):
+    (tmp_path / "shop.py").write_text(STUBBORN.format(handler=FORKS))
+    with Running(tmp_path, "run", "shop:app") as app:
+        app.wait_for(lambda said: "the child ended by 15" in said)
+        assert "Draining" not in app.said
+        assert app.end() == 0
+        assert "nothing was left" in app.said
+
+
 @pytest.mark.parametrize("handler", [BLOCKS, REFUSES])
 def test_draining_has_a_deadline_whatever_a_handler_does(tmp_path, handler):
     (tmp_path / "shop.py").write_text(STUBBORN.format(handler=handler))

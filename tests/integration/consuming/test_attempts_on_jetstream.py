@@ -95,3 +95,34 @@ async def test_an_attempt_that_failed_counts_however_often_others_were_unseen(se
             await asyncio.sleep(0.1)
         assert {letter.reason for letter in [one async for one in letters.read()]} == {"gave-up"}
     assert max(seen.values()) == 2
+
+
+NEITHER = (
+    'permissions: {publish: {deny: ["PENSTOCK-RELEASES.>", "$JS.API.STREAM.*.PENSTOCK-RELEASES"]}}'
+)
+NOT_MAKE = 'permissions: {publish: {deny: ["$JS.API.STREAM.CREATE.PENSTOCK-RELEASES"]}}'
+USERS = """
+authorization {
+  users = [
+    { user: admin, password: "1" }
+    { user: neither, password: "2", %s }
+    { user: not-make, password: "3", %s }
+  ]
+}
+"""
+
+
+async def test_a_user_who_may_not_note_them_is_told_and_one_who_may_is_not(tmp_path, caplog):
+    async def run(user, password):
+        caplog.clear()
+        app = App(f"nats://{user}:{password}@127.0.0.1:{server.port}?timeout=2")
+        app.subscriber("orders", "billing")(lambda: None)
+        async with app:
+            return "counts as an attempt, since it may not be noted" in caplog.text
+
+    with NatsServer(tmp_path, extra=USERS % (NEITHER, NOT_MAKE)) as server:
+        assert await run("neither", 2)
+        assert await run("not-make", 3)
+        assert not await run("admin", 1)
+        assert await run("neither", 2)
+        assert not await run("not-make", 3)

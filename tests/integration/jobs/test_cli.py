@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from penstock.cli.jobs.jobs import _kind_of
+from penstock.cli.jobs.asking import kind_of
 from penstock.jobs import MediaType
 from tests.support.processes import PENSTOCK, command, command_here, settings
 
@@ -206,7 +206,7 @@ def test_a_port_for_metrics_that_is_taken_is_an_error_that_says_so(system, tmp_p
     ],
 )
 def test_what_is_sent_is_known_by_its_name(media, kind):
-    assert _kind_of(media, None, remote=False) is kind
+    assert kind_of(media, None, remote=False) is kind
 
 
 class Impostor(http.server.BaseHTTPRequestHandler):

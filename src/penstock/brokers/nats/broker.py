@@ -323,7 +323,7 @@ class NatsBroker:
 
     async def note_releases(self, subscription: str) -> None:
         consumer = await self._catalogue.consumer(subscription)
-        await self._releases.prepare()
+        await self._releases.find()
         self._releases.follow(consumer)
 
     async def attempt(self, subscription: str, ack_id: str) -> int:

@@ -48,6 +48,18 @@ class Releases:
                 }
             )
 
+    async def find(self) -> None:
+        """`prepare`, or see that somebody else did who may; `PermissionDeniedError` if neither."""
+        try:
+            await self.prepare()
+        except PermissionDeniedError:
+            try:
+                await self._connection.request(f"STREAM.INFO.{RELEASES}")
+            except NotFoundError as missing:
+                raise PermissionDeniedError(
+                    f"There is no stream {RELEASES!r}, and this user may not make it"
+                ) from missing
+
     def follow(self, consumer: Consumer) -> None:
         """Note what this subscription gives back."""
         self._followed.add((consumer.stream, consumer.name))

@@ -16,10 +16,10 @@ from contextlib import AsyncExitStack, suppress
 
 import msgspec
 
-from penstock.cli.apps.ending import STOPPED_AT_ONCE, Ending
 from penstock.cli.apps.loading import load_app
 from penstock.cli.apps.log_lines import write_logs
 from penstock.cli.apps.pages import Page, serving
+from penstock.cli.ending import STOPPED_AT_ONCE, Ending
 from penstock.connect import check_shared
 from penstock.consuming import App
 from penstock.errors import InvalidArgumentError, NotFoundError, PenstockError
@@ -94,12 +94,9 @@ def _load(orders: Orders) -> App:
 
 
 async def _run(app: App, orders: Orders, ending: Ending) -> int:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    stop = asyncio.Event()
     work = asyncio.ensure_future(_work(app, orders, stop, ending))
-    ending.attach(
-        stop=lambda: _soon(loop, stop.set),
-        cancel=lambda: _soon(loop, work.cancel),
-    )
+    ending.attach(stop=stop.set, cancel=work.cancel)
     code = FAILED
     try:
         code = await work
@@ -107,11 +104,6 @@ async def _run(app: App, orders: Orders, ending: Ending) -> int:
     finally:
         if not work.cancelled():
             ending.done(code)
-
-
-def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    with suppress(RuntimeError):  # It has ended by itself.
-        loop.call_soon_threadsafe(call)
 
 
 async def _work(app: App, orders: Orders, stop: asyncio.Event, ending: Ending) -> int:

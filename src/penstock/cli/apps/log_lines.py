@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from datetime import UTC, datetime
-from select import select
 from typing import Any
 
 import msgspec
@@ -23,17 +20,6 @@ def write_logs(level: str = "INFO", *, as_json: bool = False) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for chatty in _CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)
-
-
-def last_words(text: str) -> None:
-    """A warning of a process that ends at once. It waits for no lock and no reader: whoever holds
-    the one up may never let go of it."""
-    record = logging.LogRecord("penstock.app", logging.WARNING, "", 0, text, (), None)
-    for handler in logging.getLogger().handlers:
-        line = f"{handler.format(record)}\n".encode()
-        out = sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
-        if select([], [out], [], 0.1)[1]:
-            os.write(out, line)
 
 
 class JsonLines(logging.Formatter):

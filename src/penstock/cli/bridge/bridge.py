@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import typer
@@ -22,7 +22,9 @@ from penstock.cli.bridge.options import (
 )
 from penstock.cli.bridge.tables import inbox, outbox
 from penstock.cli.jobs.process import run_until_stopped
-from penstock.transactional import Database, schema
+
+if TYPE_CHECKING:
+    from penstock.transactional import schema
 
 bridge = typer.Typer(
     help="A bridge between two apps. Settings come from PENSTOCK_BRIDGE_… variables or options.",
@@ -98,6 +100,8 @@ def debug(
     database: Address = None,
 ) -> None:  # fmt: skip
     """Show settings, names, connection, streams and tables, for a report. Shows no secrets."""
+    from penstock.transactional import Database
+
     settings = settings_from(app, destination, stream, url, database)
     names = settings.names
     shown = {one.name: getattr(settings, one.name) for one in fields(settings)}
@@ -151,6 +155,8 @@ def _run(work: Awaitable[T]) -> T:
 
 
 async def _tables(url: str) -> list[schema.PartStatus]:
+    from penstock.transactional import Database, schema
+
     async with Database(url) as database:
         return await schema.status(database)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -13,11 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.bridge import BridgeSettings
-from penstock.bridge.outbox import EventOutbox
 from penstock.cli.bridge.options import Address, App, Destination, Stream, settings_from
 from penstock.cli.brokers.broker import moment, safe
 from penstock.errors import InvalidArgumentError
-from penstock.transactional import Database, Inbox
+
+if TYPE_CHECKING:
+    from penstock.bridge.outbox import EventOutbox
+    from penstock.transactional import Inbox
 
 outbox = typer.Typer(help="Events that wait to be published.", no_args_is_help=True)
 inbox = typer.Typer(help="Events that were received.", no_args_is_help=True)
@@ -106,6 +108,9 @@ def _with_inbox(
 
 
 def _on_outbox(settings: BridgeSettings, work: Callable[[EventOutbox], Awaitable[T]]) -> T:
+    from penstock.bridge.outbox import EventOutbox
+    from penstock.transactional import Database
+
     async def main() -> T:
         async with Database(str(settings.database_url)) as database:
             held = EventOutbox(database, settings.names.stream_name)
@@ -116,6 +121,8 @@ def _on_outbox(settings: BridgeSettings, work: Callable[[EventOutbox], Awaitable
 
 
 def _on_inbox(settings: BridgeSettings, work: Callable[[Inbox], Awaitable[T]]) -> T:
+    from penstock.transactional import Database, Inbox
+
     async def main() -> T:
         async with Database(str(settings.database_url)) as database:
             held = Inbox(database, settings.names.durable, replay_horizon=settings.replay_horizon)

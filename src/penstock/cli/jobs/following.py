@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from penstock.cli.jobs.api import Api
 from penstock.errors import UnavailableError
 from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
+
+if TYPE_CHECKING:
+    from penstock.cli.jobs.api import Api
 
 _ENDS = {"Failed": "red", "Cancelled": "yellow"}
 # A stream that lasted so long was a good one, though nothing may have happened in it.

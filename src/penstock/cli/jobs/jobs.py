@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
-from penstock.cli.jobs.api import Api
 from penstock.cli.jobs.following import follow, stage_text
 from penstock.cli.jobs.metrics import observer
 from penstock.cli.jobs.options import SettingsOptions, with_api, with_settings
 from penstock.cli.jobs.process import run_until_stopped
-from penstock.errors import InvalidArgumentError
-from penstock.jobs.model.names import MediaType
-from penstock.jobs.settings import JobSettings
-from penstock.media.extensions import DOCUMENTS, VIDEO, extension_of
-from penstock.media.video_ids import video_id_of
+
+if TYPE_CHECKING:
+    from penstock.cli.jobs.api import Api
+    from penstock.jobs.settings import JobSettings
 
 jobs = typer.Typer(help="Media jobs, through the ingestion API.", no_args_is_help=True)
 _out = Console()
@@ -89,82 +85,18 @@ def submit(
 
     With --wait it ends with 0 when all jobs are complete, and with 1 otherwise.
     """
-    kinds = [_kind_of(one, kind, remote) for one in media]
+    from penstock.cli.jobs.asking import kind_of, request
+
+    kinds = [kind_of(one, kind, remote) for one in media]
     made = []
     for number, (one, its_kind) in enumerate(zip(media, kinds, strict=True)):
         own_key = key if key is None or len(media) == 1 else f"{key}-{number}"
-        job = client.submit(_request(client, one, its_kind, title, remote=remote), own_key)
+        job = client.submit(request(client, one, its_kind, title, _out, remote=remote), own_key)
         made.append(job["jobId"])
         if not wait:
             typer.echo(job["jobId"])
     if wait and not follow(client, set(made), _out, patience):
         raise typer.Exit(1)
-
-
-def _request(
-    client: Api, media: str, kind: str, title: str | None, *, remote: bool
-) -> dict[str, Any]:
-    path = Path(media)
-    body: dict[str, Any] = {"mediaType": str(kind)}
-    if title is not None:
-        body["title"] = title
-    if remote or _is_address(media) or kind == MediaType.YOUTUBE:
-        return body | {"source": media}
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        console=_out,
-        transient=True,
-        disable=not _out.is_terminal,
-    ) as progress:
-        task = progress.add_task(path.name, total=path.stat().st_size)
-        upload = client.upload(path, lambda size: progress.advance(task, size))
-    return body | {"uploadId": upload}
-
-
-def _kind_of(media: str, given: str | None, remote: bool) -> str:
-    """What it is; an error when it is nothing that could be sent, before anything is."""
-    if given == MediaType.YOUTUBE:
-        video_id_of(media)
-        return given
-    named = remote or _is_address(media) or _is_file(media)
-    if given is None and _is_video(media) and (_is_address(media) or not named):
-        return MediaType.YOUTUBE
-    if not named:
-        raise InvalidArgumentError(
-            f"There is no file {media}; give a file, an address (https://…) or a YouTube video, "
-            "or say --remote when it is a path in the server's media folder"
-        )
-    return given or _guess(media)
-
-
-def _is_address(media: str) -> bool:
-    return "://" in media
-
-
-def _is_file(media: str) -> bool:
-    try:
-        return Path(media).is_file()
-    except OSError:
-        return False
-
-
-def _is_video(media: str) -> bool:
-    try:
-        video_id_of(media)
-    except InvalidArgumentError:
-        return False
-    return True
-
-
-def _guess(media: str) -> MediaType:
-    if "youtube.com/" in media or "youtu.be/" in media:
-        return MediaType.YOUTUBE
-    extension = extension_of(media)
-    if extension in VIDEO:
-        return MediaType.VIDEO
-    return MediaType.DOCUMENT if extension in DOCUMENTS else MediaType.AUDIO
 
 
 @jobs.command()

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import TYPE_CHECKING
 
 import typer
 
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.jobs.telemetry import (
-    JobObserver,
-    JobObservers,
-    LoggingObserver,
-    PrometheusJobObserver,
-)
+
+if TYPE_CHECKING:
+    from penstock.jobs.telemetry import JobObserver
 
 
 @cache
 def observer() -> JobObserver:
     """Logs, and metrics where prometheus-client is installed. One for the process: its metrics
     have their names to themselves."""
+    from penstock.jobs.telemetry import JobObservers, LoggingObserver, PrometheusJobObserver
+
     try:
         return JobObservers(LoggingObserver(), PrometheusJobObserver())
     except ImportError:

@@ -7,17 +7,20 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.jobs.api import Api
 from penstock.cli.sharing import with_options
 from penstock.connect import check_shared
-from penstock.jobs.pipeline.declaration import Pipeline, pipeline_of
-from penstock.jobs.pipeline.media import MEDIA, MEDIA_REFERENCE
-from penstock.jobs.settings import JobSettings, load_settings
 
+if TYPE_CHECKING:
+    from penstock.cli.jobs.api import Api
+    from penstock.jobs.pipeline.declaration import Pipeline
+    from penstock.jobs.settings import JobSettings
+
+# As `penstock.jobs.pipeline.media` says; to show help nobody needs more of it.
+MEDIA_REFERENCE = "penstock.jobs.pipeline.media:MEDIA"
 MetricsPort = Annotated[
     int | None,
     typer.Option(min=0, max=65_535, help="Serve Prometheus metrics on 127.0.0.1; 0: a free port."),
@@ -34,6 +37,9 @@ class SettingsOptions:
 
     def load(self, **own: Any) -> JobSettings:
         """The settings, with what the command has to say itself."""
+        from penstock.jobs.pipeline.media import MEDIA
+        from penstock.jobs.settings import load_settings
+
         pipeline = MEDIA if self.pipeline == MEDIA_REFERENCE else pipeline_here(self.pipeline)
         settings = load_settings(self.config, pipeline=pipeline, **self.given, **own)
         check_shared(settings.url)
@@ -65,6 +71,8 @@ def _settings_options(
 def pipeline_here(reference: str) -> Pipeline:
     """The pipeline at `module:NAME`, where modules of the current folder are found as well, here
     and in the processes that are started from here."""
+    from penstock.jobs.pipeline.declaration import pipeline_of
+
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -81,6 +89,8 @@ def _api_options(
         str | None, typer.Option(envvar="PENSTOCK_API_TOKEN", help="Your token.", show_envvar=True)
     ] = None,
 ) -> AbstractContextManager[Api]:
+    from penstock.cli.jobs.api import Api
+
     return Api(api, token)
 
 

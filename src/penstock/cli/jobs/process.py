@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Awaitable, Callable
+
+from penstock.cli.ending import Ending
 
 _CHATTY = ("faster_whisper", "httpx", "py4j", "uvicorn")
 
@@ -20,22 +21,15 @@ def run_until_stopped(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run until SIGINT or SIGTERM, which end it in order; a second one ends it at once."""
     log_to_terminal()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
+    async def main(ending: Ending) -> None:
         stop = asyncio.Event()
         task = asyncio.ensure_future(work(stop))
-
-        def on_signal() -> None:
-            if stop.is_set():
-                task.cancel()
-            stop.set()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
+        ending.attach(stop=stop.set, cancel=task.cancel)
         try:
             await task
         except asyncio.CancelledError:
             if not stop.is_set():
                 raise
 
-    asyncio.run(main())
+    with Ending(drain=None, code=1) as ending:
+        asyncio.run(main(ending))

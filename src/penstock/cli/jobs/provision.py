@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,8 +11,9 @@ from penstock.cli.jobs.options import SettingsOptions, with_settings
 from penstock.client import PubSub
 from penstock.config import SubscriptionConfig
 from penstock.errors import InvalidArgumentError
-from penstock.jobs.messaging.client import PubSubClient
-from penstock.jobs.settings import JobSettings
+
+if TYPE_CHECKING:
+    from penstock.jobs.settings import JobSettings
 
 _GOOGLE = "pubsub://"
 As = Literal["gcloud", "terraform", "both"]
@@ -40,6 +41,8 @@ def provision(
 
 
 async def _made(settings: JobSettings, *, spark: bool) -> None:
+    from penstock.jobs.messaging.client import PubSubClient
+
     async with PubSub(settings.url) as pubsub:
         client = PubSubClient(pubsub, settings)
         has_log = (await pubsub.broker()).log is not None
@@ -68,6 +71,7 @@ def _resources(settings: JobSettings, *, spark: bool) -> tuple[list[Any], list[A
     from penstock.googlepubsub.messages import Subscription, Topic
     from penstock.googlepubsub.names import Names
     from penstock.googlepubsub.resources import write_subscription, write_topic
+    from penstock.jobs.messaging.client import PubSubClient
 
     names = Names(_project(settings.url))
     client = PubSubClient(PubSub(settings.url), settings)

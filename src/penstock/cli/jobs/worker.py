@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.jobs.metrics import observer, serving_metrics
 from penstock.cli.jobs.options import MetricsPort, SettingsOptions, with_settings
 from penstock.cli.jobs.process import run_until_stopped
-from penstock.jobs.settings import JobSettings
+
+if TYPE_CHECKING:
+    from penstock.jobs.settings import JobSettings
 
 
 @with_settings

@@ -6,17 +6,19 @@ for one that refuses to be cancelled.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from select import select
-from typing import Any, Self
-
-from penstock.cli.apps.log_lines import last_words
+from typing import Any, Self, TypeAlias
 
 STOPPED_AT_ONCE = "Stopped at once: what was in hand will be delivered again"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -25,29 +27,33 @@ _GRACE = 8.0
 # What goes without waiting for anybody: cancelling, and letting go.
 _AT_ONCE = 1.0
 
+Call: TypeAlias = Callable[[], object]
+
 
 class Ending:
     """Hears SIGINT and SIGTERM while entered, in the main thread.
 
-    The first asks the app to stop, which may take `drain` seconds and a few to clean up. The second
-    cancels it, which may take a second. Who takes longer is ended with `code`, and a line says so.
+    The first asks it to stop, which may take `drain` seconds and a few to clean up; None: as long
+    as it likes. The second cancels it, which may take a second. A process that takes longer is
+    ended with `code`, and a line says so.
     """
 
-    def __init__(self, *, drain: float, code: int) -> None:
+    def __init__(self, *, drain: float | None, code: int) -> None:
         self._drain = drain
         self._code = code
-        self._late = f"Not done within {drain:g} s: what was in hand will be delivered again"
+        self._late = "Not done in time: what was in hand will be delivered again"
         self._until: float | None = None
         self._ears, self._mouth = socket.socketpair()
         self._by_system = self._by_python = self._by_app = self._heeded = 0
-        self._stop: Callable[[], None] | None = None
-        self._cancel: Callable[[], None] | None = None
+        self._stop: Call | None = None
+        self._cancel: Call | None = None
         self._before: list[Any] = []
         self._wakes = -1
 
-    def attach(self, *, stop: Callable[[], None], cancel: Callable[[], None]) -> None:
-        """What the first and the second signal call, in the thread that listens."""
-        self._cancel, self._stop = cancel, stop
+    def attach(self, *, stop: Call, cancel: Call) -> None:
+        """What the event loop that runs here calls after the first signal, and the second."""
+        loop = asyncio.get_running_loop()
+        self._cancel, self._stop = partial(_soon, loop, cancel), partial(_soon, loop, stop)
         self._wake()
 
     def begin(self) -> None:
@@ -67,14 +73,21 @@ class Ending:
         # from wherever it is; it counts when somebody else took over what wakes us.
         self._wakes = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
         self._before = [signal.signal(number, self._on_signal) for number in _SIGNALS]
+        os.register_at_fork(after_in_child=self._let_go)
         threading.Thread(target=self._listen, name="ending", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, before in zip(_SIGNALS, self._before, strict=True):
-            signal.signal(number, before)
-        signal.set_wakeup_fd(self._wakes)
-        self._mouth.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Also in a child that was forked: its signals are its own."""
+        before, self._before = self._before, []
+        if before:
+            for number, handler in zip(_SIGNALS, before, strict=True):
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(self._wakes)
+            self._mouth.close()
 
     def _on_signal(self, *_: object) -> None:
         self._by_python += 1
@@ -97,10 +110,11 @@ class Ending:
                 if self._stop is not None and self._cancel is not None:
                     self._heed(self._stop, self._cancel)
 
-    def _heed(self, stop: Callable[[], None], cancel: Callable[[], None]) -> None:
+    def _heed(self, stop: Call, cancel: Call) -> None:
         before, self._heeded = self._heeded, max(self._by_system, self._by_python, self._by_app)
         if before < 1 <= self._heeded:
-            self._hurry(self._drain + _GRACE)
+            if self._drain is not None:
+                self._hurry(self._drain + _GRACE)
             stop()
         if before < 2 <= self._heeded:
             self._late = STOPPED_AT_ONCE
@@ -114,5 +128,21 @@ class Ending:
         self._until = until if self._until is None else min(until, self._until)
 
     def _end(self, why: str) -> None:
-        last_words(why)
+        _last_words(why)
         os._exit(self._code)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Call) -> None:
+    with suppress(RuntimeError):  # It has ended by itself.
+        loop.call_soon_threadsafe(call)
+
+
+def _last_words(text: str) -> None:
+    """A warning of a process that ends at once. It waits for no lock and no reader: whoever holds
+    the one up may never let go of it."""
+    record = logging.LogRecord("penstock.app", logging.WARNING, "", 0, text, (), None)
+    for handler in logging.getLogger().handlers:
+        line = f"{handler.format(record)}\n".encode()
+        out = sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
+        if select([], [out], [], 0.1)[1]:
+            os.write(out, line)

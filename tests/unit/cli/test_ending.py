@@ -1,0 +1,54 @@
+"""Commands that keep running end when they are told to, whatever holds them up."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+RUN = """
+import asyncio, time
+from penstock.cli.jobs.process import run_until_stopped
+
+async def work(stop):
+    print("began", flush=True)
+    {work}
+
+run_until_stopped(work)
+print("in order", flush=True)
+"""
+WAITS = "await stop.wait()"
+BLOCKS = "time.sleep(600)"
+REFUSES = """
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+"""
+
+
+def started(work):
+    words = [sys.executable, "-c", RUN.format(work=work)]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+    )
+    assert process.stdout.readline() == "began\n"
+    return process
+
+
+def test_one_signal_ends_it_in_order():
+    process = started(WAITS)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=120)[0] == "in order\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("work", [BLOCKS, REFUSES])
+def test_two_signals_end_it_whatever_it_does(work):
+    process = started(work)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    [line] = process.communicate(timeout=120)[0].splitlines()
+    assert line.endswith("Stopped at once: what was in hand will be delivered again")
+    assert process.returncode == 1

@@ -1,0 +1,74 @@
+"""Help loads what it shows, and no more."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from penstock.cli.jobs.options import MEDIA_REFERENCE
+from penstock.cli.main import _GROUPS, _add, main
+from penstock.jobs.pipeline import media
+from penstock.transactional import schema
+
+# Databases, HTTP, brokers, metrics, readers of media: what running needs, and help does not.
+HEAVY = {
+    "aiosqlite", "alembic", "av", "faster_whisper", "google", "grpc", "httpx", "litestar", "nats",
+    "opentelemetry", "prometheus_client", "psycopg", "pyspark", "sqlalchemy", "uvicorn",
+}  # fmt: skip
+# As many as were loaded when this was written, and some for new versions of what shows help.
+MOST = 640
+
+COUNT = """
+import sys
+from penstock.cli.main import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["bridge"], ["db"], ["jobs"], ["provision"], ["worker"]])
+def test_help_loads_nothing_that_only_running_needs(words):
+    ran = subprocess.run(
+        [sys.executable, "-c", COUNT, *words, "--help"], capture_output=True, text=True, check=True
+    )
+    *_, loaded = ran.stdout.splitlines()
+    modules = set(loaded.split())
+    assert "Usage" in ran.stdout and "typer" in modules
+    assert not HEAVY & {name.partition(".")[0] for name in modules}
+    assert len(modules) < MOST, len(modules)
+
+
+@pytest.mark.parametrize("name", [name for name in _GROUPS if name != "emulator"])
+def test_a_group_is_listed_with_its_own_first_line(name):
+    app = typer.Typer()
+    _add(app, name)
+    if app.registered_groups:
+        text = app.registered_groups[0].typer_instance.info.help
+    else:
+        text = app.registered_commands[0].callback.__doc__.partition("\n\n")[0]
+    assert " ".join(text.split()) == _GROUPS[name].help
+
+
+def test_what_help_says_of_things_that_it_does_not_load_is_so(monkeypatch, capsys):
+    assert MEDIA_REFERENCE == media.MEDIA_REFERENCE
+    monkeypatch.setattr("sys.argv", ["penstock", "db", "upgrade", "--help"])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main()
+    assert f"Of {', '.join(schema.PARTS)} (repeat" in capsys.readouterr().out
+
+
+def test_what_is_missing_when_a_command_runs_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    for name in [name for name in sys.modules if name.startswith("penstock.transactional")]:
+        monkeypatch.delitem(sys.modules, name)
+    words = ["penstock", "db", "status", "--database", f"sqlite:///{tmp_path}/x.db"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(
+        SystemExit, match=r"This needs sqlalchemy.*: pip install 'penstock\[cli,sql\]'"
+    ):
+        main()
