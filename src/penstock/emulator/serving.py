@@ -48,12 +48,12 @@ async def grpc_server(serves: Mapping[str, Serve]) -> Any:
     return server
 
 
-def as_ours(rpc: Rpc, error: Exception) -> PenstockError:
+def as_ours(call: str, error: Exception) -> PenstockError:
     """What callers are told; of what they should not see, only that there is a log."""
     if isinstance(error, PenstockError):
         return error
-    _log.error("%s failed", rpc.name, exc_info=error)
-    return InternalError(f"{rpc.name} failed in the emulator; its log says more")
+    _log.error("%s failed", call, exc_info=error)
+    return InternalError(f"{call} failed in the emulator; its log says more")
 
 
 def _handler(rpc: Rpc, serve: Serve) -> Any:
@@ -95,7 +95,7 @@ def _read(rpc: Rpc, request: bytes) -> Any:
 
 
 async def _abort(rpc: Rpc, error: Exception, context: Any) -> None:
-    told = as_ours(rpc, error)
+    told = as_ours(rpc.name, error)
     details = details_of(told)
     trailing = ((DETAILS, details),) if details is not None else ()
     await context.abort(_CODES[told.code], text_of(told), trailing)
