@@ -74,6 +74,8 @@ def _handler(rpc: Rpc, serve: Serve) -> Any:
     async def stream(requests: AsyncIterator[bytes], context: Any) -> None:
         try:
             await serve((_read(rpc, request) async for request in requests), context)
+        except grpc.aio.InternalError:
+            _log.debug("%s: a client is gone", rpc.name)
         except Exception as error:
             await _abort(rpc, error, context)
 

@@ -403,6 +403,20 @@ async def test_exactly_once_each_ack_id_has_an_answer_of_its_own():
     assert tries == [["old", "later", "unsaid"], ["later"]]
 
 
+async def test_exactly_once_thousands_of_ack_ids_are_answered_too():
+    async def serve(request: Any, context: Any) -> None:
+        reason = "PERMANENT_FAILURE_INVALID_ACK_ID"
+        await refuse_ack_ids(context, dict.fromkeys(request.ack_ids, reason))
+
+    google = ScriptedGoogle(get_subscription=described, acknowledge=serve)
+    acks = [Settlement(f"{number:0190}", Verb.ACK) for number in range(2500)]
+    async with google.serving() as url:
+        broker = await connect(url)
+        responses = await broker.settle("billing", acks)
+        await broker.aclose()
+    assert set(responses) == {AckResponse.INVALID}
+
+
 async def test_an_ack_id_that_google_never_gave_keeps_no_other_from_being_acked():
     acked: list[str] = []
 
