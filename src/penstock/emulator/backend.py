@@ -14,6 +14,7 @@ from penstock.config import SubscriptionConfig
 from penstock.emulator.acks import AckIds
 from penstock.emulator.completing.passing import PassingOn
 from penstock.emulator.desks import Desk
+from penstock.emulator.returns import Returns
 from penstock.emulator.store import Store
 from penstock.googlepubsub.names import Names
 
@@ -28,6 +29,7 @@ class Backend:
         # Ack ids of a durable broker outlive us; those of others must not meet later ones.
         self.ack_ids = AckIds("" if broker.capabilities.durable else secrets.token_hex(8))
         self.desks: dict[str, Desk] = {}
+        self.returns = Returns(broker)
         self._configs: dict[str, SubscriptionConfig] = {}
         self.changing = asyncio.Lock()
         """Held while something is created: looking and making are one step."""

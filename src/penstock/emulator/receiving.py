@@ -103,7 +103,8 @@ class Receiving:
             config = await self._backend.config_of(name)
             desk = self._backend.desks.setdefault(name, Desk(config, self._backend.clock))
         try:
-            await Stream(self._broker, self._ack_ids, desk, first).run(first, requests, context)
+            stream = Stream(self._broker, self._ack_ids, desk, self._backend.returns, first)
+            await stream.run(first, requests, context)
         finally:
             if not desk.streams and self._backend.desks.get(name) is desk:
                 desk.close()

@@ -35,6 +35,8 @@ def subscription_of(
     write_subscription(kept, status.config, names)
     if status.topic_deleted:
         kept.topic = DELETED_TOPIC
+    # Google's is there when it says nothing, and clients look into it.
+    kept.push_config.SetInParent()
     kept.detached = status.detached
     kept.state = _ACTIVE
     kept.ClearField("topic_message_retention_duration")
@@ -62,7 +64,17 @@ def merged(now: Any, wanted: Any, mask: Any) -> Any:
                 f"Invalid update_mask provided in the Update{kind}Request: the {path!r} field "
                 f"of {kind} is not mutable."
             )
-    changed = type(now)()
+    changed, asked = type(now)(), type(now)()
     changed.CopyFrom(now)
-    mask.MergeMessage(wanted, changed, replace_message_field=True, replace_repeated_field=True)
+    asked.CopyFrom(wanted)
+    for path in mask.paths:
+        _reach(asked, path)
+    mask.MergeMessage(asked, changed, replace_message_field=True, replace_repeated_field=True)
     return changed
+
+
+def _reach(message: Any, path: str) -> None:
+    """A field whose message is not there is empty; merging would take it for not asked about."""
+    for parent in path.split(".")[:-1]:
+        message = getattr(message, parent)
+        message.SetInParent()

@@ -97,7 +97,7 @@ class Emulator(AsyncClosing):
         if front is not None:
             await front.aclose()
         if self._services is not None:
-            await self._services.pushers.aclose()
+            await self._services.aclose()
         broker, self._broker = self._broker, None
         if broker is not None and isinstance(self._given, str):
             await broker.aclose()

@@ -62,6 +62,11 @@ class Services:
             IAM: (IamPolicy(backend, revisions),),
         }
 
+    async def aclose(self) -> None:
+        """Once nobody is served any more."""
+        await self._backend.returns.settled()
+        await self.pushers.aclose()
+
     async def reset(self) -> None:
         """As if it had just been started with nothing."""
         admin = self._backend.admin

@@ -48,12 +48,12 @@ async def grpc_server(serves: Mapping[str, Serve]) -> Any:
     return server
 
 
-def as_ours(rpc: Rpc, error: Exception) -> PenstockError:
+def as_ours(call: str, error: Exception) -> PenstockError:
     """What callers are told; of what they should not see, only that there is a log."""
     if isinstance(error, PenstockError):
         return error
-    _log.error("%s failed", rpc.name, exc_info=error)
-    return InternalError(f"{rpc.name} failed in the emulator; its log says more")
+    _log.error("%s failed", call, exc_info=error)
+    return InternalError(f"{call} failed in the emulator; its log says more")
 
 
 def _handler(rpc: Rpc, serve: Serve) -> Any:
@@ -74,6 +74,8 @@ def _handler(rpc: Rpc, serve: Serve) -> Any:
     async def stream(requests: AsyncIterator[bytes], context: Any) -> None:
         try:
             await serve((_read(rpc, request) async for request in requests), context)
+        except grpc.aio.InternalError:
+            _log.debug("%s: a client is gone", rpc.name)
         except Exception as error:
             await _abort(rpc, error, context)
 
@@ -95,7 +97,7 @@ def _read(rpc: Rpc, request: bytes) -> Any:
 
 
 async def _abort(rpc: Rpc, error: Exception, context: Any) -> None:
-    told = as_ours(rpc, error)
+    told = as_ours(rpc.name, error)
     details = details_of(told)
     trailing = ((DETAILS, details),) if details is not None else ()
     await context.abort(_CODES[told.code], text_of(told), trailing)

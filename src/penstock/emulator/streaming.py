@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 from penstock.broker import Broker
@@ -12,6 +11,7 @@ from penstock.config import check_duration
 from penstock.emulator.acks import INVALID, AckIds, settle
 from penstock.emulator.desks import Desk, Holder
 from penstock.emulator.messages import write_received
+from penstock.emulator.returns import Returns
 from penstock.errors import InvalidArgumentError, PenstockError, TopicNotFoundError
 from penstock.googlepubsub.messages import StreamingPullResponse
 from penstock.message import Delivery, Settlement, Verb
@@ -37,8 +37,11 @@ class Context(Protocol):
 class Stream:
     """Hands over what is available while the client may hold more, and settles what it says."""
 
-    def __init__(self, broker: Broker, ack_ids: AckIds, desk: Desk, first: Any) -> None:
+    def __init__(
+        self, broker: Broker, ack_ids: AckIds, desk: Desk, returns: Returns, first: Any
+    ) -> None:
         self._broker = broker
+        self._returns = returns
         self._ack_ids = ack_ids
         self._desk = desk
         self._name = desk.config.name
@@ -54,7 +57,7 @@ class Stream:
         """Until the client leaves, which cancels this, or something fails."""
         self._desk.streams += 1
         tasks: set[asyncio.Task[None]] = set()
-        client_left = False
+        is_client_there = False
         try:
             await context.send_initial_metadata(())
             await self._answer(first, context)
@@ -64,17 +67,22 @@ class Stream:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
-        except asyncio.CancelledError:
-            client_left = True
+        except PenstockError:
+            # It is told why its stream ends, and may yet ack with a call of its own.
+            is_client_there = True
             raise
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._desk.streams -= 1
-            unseen = self._desk.leave(self._holder)
-            if client_left and unseen:
-                await self._give_back(unseen)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                # Nothing waits here: a client that goes away in the middle of a write cancels
+                # this too.
+                self._desk.streams -= 1
+                unseen = self._desk.leave(self._holder)
+                if not is_client_there:
+                    self._returns.give_back(self._name, unseen)
 
     async def _hand_over(self, context: Context) -> None:
         holder = self._holder
@@ -175,13 +183,6 @@ class Stream:
         invalid = [tag + ack_id for ack_id, why in failures.items() if why == INVALID]
         later = [tag + ack_id for ack_id, why in failures.items() if why != INVALID]
         return good, invalid + others, later
-
-    async def _give_back(self, unseen: Sequence[str]) -> None:
-        """What a client that left never touched goes to the next one at once. What it extended it
-        has, and may yet ack with a call of its own; so may one whose stream we ended."""
-        releases = [Settlement(ack_id, Verb.RELEASE) for ack_id in unseen]
-        with suppress(PenstockError):
-            await asyncio.shield(self._broker.settle(self._name, releases))
 
 
 def _checked_deadline(seconds: int) -> float:

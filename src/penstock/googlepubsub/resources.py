@@ -113,9 +113,9 @@ def _topic(subscription: Any, names: Names) -> str:
 
 
 def _dead_letter_policy(subscription: Any, names: Names) -> DeadLetterPolicy | None:
-    if not subscription.HasField("dead_letter_policy"):
-        return None
     policy = subscription.dead_letter_policy
+    if not policy.ListFields():  # Not there, or emptied field by field.
+        return None
     attempts = policy.max_delivery_attempts or _DEFAULT_ATTEMPTS
     if not 5 <= attempts <= 100:
         raise InvalidArgumentError(

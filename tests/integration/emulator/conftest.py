@@ -26,3 +26,11 @@ def unhurried() -> Iterator[Google]:
         clients = Google(emulator.address)
         yield clients
         clients.close()
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[str]:
+    """In the wall's time, and where every client of Google's looks for it."""
+    with EmulatorInThread(project=PROJECT) as emulator, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PUBSUB_EMULATOR_HOST", emulator.address)
+        yield emulator.address

@@ -1,4 +1,4 @@
-"""Google's client for Node, where there is Node; what it does is in node/clients.test.cjs."""
+"""Google's client for Node, where there is Node; what it does is in node/*.test.cjs."""
 
 import hashlib
 import os
@@ -37,7 +37,8 @@ def modules():
 
 
 @pytest.mark.timeout(300)
-def test_google_s_client_for_node_is_served(modules):
+@pytest.mark.parametrize("program", ["clients", "samples"])
+def test_google_s_client_for_node_is_served(modules, program):
     with EmulatorInThread(project="project-one") as emulator:
         environ = {
             **os.environ,
@@ -46,7 +47,7 @@ def test_google_s_client_for_node_is_served(modules):
             # Or it looks for Google's machines in the network.
             "METADATA_SERVER_DETECTION": "none",
         }
-        command = [str(NODE), "--test", str(HERE / "clients.test.cjs")]
+        command = [str(NODE), "--test", str(HERE / f"{program}.test.cjs")]
         done = subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=240, check=False
         )

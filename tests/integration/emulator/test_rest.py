@@ -1,10 +1,16 @@
 """Google's REST surface, on the same port."""
 
+import asyncio
 import base64
+import gc
 import http.client
 import json
+import socket
 
 import pytest
+
+from penstock.emulator import Emulator
+from penstock.testing import eventually
 
 
 @pytest.fixture
@@ -109,12 +115,65 @@ def test_mistakes_are_answered_as_google_does(google, rest):
     assert rest("PUT", f"/v1/projects/{google.project}/topics/goog")[0] == 400
 
 
-def test_what_is_no_http_is_refused_and_others_are_served(google, rest):
-    import socket
+@pytest.mark.parametrize("body", [b"123", b"null", b"[]", b'"text"', b"[" * 100_000, b"\xff", b"{"])
+def test_a_body_that_is_no_object_is_a_mistake_of_the_caller(google, body):
+    connection = http.client.HTTPConnection(google.address, timeout=20)
+    connection.request("POST", f"/v1/{google.topic()}:publish", body)
+    answer = connection.getresponse()
+    assert (answer.status, b"Invalid JSON payload" in answer.read()) == (400, True)
+    connection.close()
 
+
+def test_parameters_are_read_and_those_of_the_api_left_out(google, rest):
+    topics = f"/v1/projects/{google.project}/topics"
+    status, body = rest("GET", f"{topics}?pageSize=1&pageSize.x=2")
+    assert status == 400 and "pageSize" in body["error"]["message"]
+    assert rest("GET", f"{topics}?alt=json&prettyPrint=false&upload_protocol=x&key=k")[0] == 200
+
+
+def stranger_to(google) -> socket.socket:
     host, port = google.address.split(":")
+    return socket.create_connection((host, int(port)), 20)
+
+
+def test_a_target_that_is_none_is_refused_and_not_kept_waiting(google):
+    with stranger_to(google) as stranger:
+        stranger.sendall(b"GET http://[ HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert stranger.recv(65536).startswith(b"HTTP/1.1 400 ")
+
+
+def test_who_asks_before_a_large_body_is_told_to_go_on(google):
+    topic, body = google.topic(), b'{"messages": [{"data": "YQ=="}]}'
+    with stranger_to(google) as stranger:
+        head = f"POST /v1/{topic}:publish HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+        stranger.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode())
+        assert stranger.recv(65536).startswith(b"HTTP/1.1 100 ")
+        stranger.sendall(body)
+        assert stranger.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_sends_ahead_of_the_answers_is_made_to_wait(unhurried):
+    _, sub = unhurried.pair()
+    body = b'{"maxMessages": 1}'
+    head = f"POST /v1/{sub}:pull HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with stranger_to(unhurried) as stranger:
+        stranger.settimeout(1)  # less than an empty pull takes
+        with pytest.raises(TimeoutError):
+            for _ in range(1000):
+                stranger.sendall((head.encode() + body) * 1000)
+
+
+def test_who_reads_no_answers_is_asked_for_no_more_requests(google):
+    with stranger_to(google) as stranger:
+        stranger.settimeout(3)
+        with pytest.raises(TimeoutError):
+            for _ in range(1000):
+                stranger.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 10_000)
+
+
+def test_what_is_no_http_is_refused_and_others_are_served(google, rest):
     for nonsense in (b"\x00\x01\x02\x03\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"P" * 100_000):
-        with socket.create_connection((host, int(port)), 5) as stranger:
+        with stranger_to(google) as stranger:
             stranger.sendall(nonsense)
             stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(65536):
@@ -135,3 +194,16 @@ def test_a_body_beyond_the_limit_is_refused(google):
     else:
         assert connection.getresponse().status == 413
     connection.close()
+
+
+@pytest.mark.real_time
+async def test_a_connection_that_has_ended_is_forgotten():
+    async with Emulator() as emulator:
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", emulator.port)
+            writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert (await reader.read()).endswith(b"ok\n")
+            writer.close()
+        assert emulator._front is not None
+        gc.collect()
+        await eventually(lambda: not emulator._front._open)

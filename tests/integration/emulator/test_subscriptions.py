@@ -125,6 +125,12 @@ def test_an_update_changes_what_the_mask_names_and_keeps_the_rest(google):
     )
     assert part.dead_letter_policy.dead_letter_topic == dead
     assert part.dead_letter_policy.max_delivery_attempts == 9
+    paths = (
+        f"dead_letter_policy.{field}" for field in ("dead_letter_topic", "max_delivery_attempts")
+    )
+    emptied = update(google, sub, *paths)
+    assert "dead_letter_policy" not in emptied
+    update(google, sub, "dead_letter_policy", dead_letter_policy=policy)
     cleared = update(google, sub, "dead_letter_policy", "expiration_policy")
     assert "dead_letter_policy" not in cleared
     assert [m.message.data for m in google.pull(sub)] == [b"kept"]

@@ -27,6 +27,9 @@ _SCOPES = (
 _CHANNEL = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
+    # With exactly-once delivery a call that fails says why of each ack id, in its trailers.
+    ("grpc.max_metadata_size", 4 * 2**20),
+    ("grpc.absolute_max_metadata_size", 4 * 2**20),
     ("grpc.keepalive_time_ms", 30_000),
     # Each connection its own: two brokers of a process must not share a broken channel.
     ("grpc.use_local_subchannel_pool", 1),

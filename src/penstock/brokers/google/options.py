@@ -42,6 +42,8 @@ class GoogleOptions:
         emulator = options.get("emulator", "")
         if not emulator and "endpoint" not in options:
             emulator = environ.get("PUBSUB_EMULATOR_HOST", "")
+        # Some write it as a URL.
+        emulator = emulator.removeprefix("http://").rstrip("/")
         return cls(
             project=_project(parts.netloc, parts.path),
             endpoint=emulator or options.get("endpoint") or _GOOGLE,

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.brokers.google.connection import Connection
 from penstock.brokers.google.records import refusal_of, size_of, write_draft
-from penstock.errors import ClosedError, InternalError, PenstockError, UnavailableError
+from penstock.errors import (
+    ClosedError,
+    InternalError,
+    InvalidArgumentError,
+    PenstockError,
+    UnavailableError,
+)
 from penstock.googlepubsub.messages import PublishRequest
 from penstock.googlepubsub.names import TOPICS, Names
 from penstock.message import Draft, PublishFault, Receipt
@@ -125,36 +131,64 @@ class Queue:
         return batch
 
     async def _send(self, batch: list[_Place]) -> None:
-        request = PublishRequest(topic=self._resource)
-        add = request.messages.add
-        for job, at in batch:
-            write_draft(add(), job.drafts[at], self._topic)
+        """Google stores all messages of a call or none. Where it refuses a call for what is in it,
+        each half is sent by itself, until what it refuses is alone."""
+        calls = [batch]
         try:
-            ids = (await self._connection.call("Publish", request)).message_ids
-            if len(ids) != len(batch):
-                raise InternalError(
-                    f"Google answered {len(ids)} of {len(batch)} messages to {self._topic!r}"
-                )
+            while calls:
+                call = calls[0]
+                try:
+                    ids = await self._stored(call)
+                except InvalidArgumentError as error:
+                    if len(call) > 1:
+                        half = len(call) // 2
+                        calls[:1] = [call[:half], call[half:]]
+                    else:
+                        calls = self._fail(call, error, calls[1:])
+                else:
+                    for (job, at), message_id in zip(calls.pop(0), ids, strict=True):
+                        job.answer(at, Receipt(job.drafts[at].message_id or message_id, 0))
         except BaseException as error:
-            self._fail(batch, _told(error, self._topic))
+            self._fail([place for call in calls for place in call], _told(error, self._topic))
             if not isinstance(error, PenstockError):
                 raise
-        else:
-            for (job, at), message_id in zip(batch, ids, strict=True):
-                job.answer(at, Receipt(job.drafts[at].message_id or message_id, 0))
 
-    def _fail(self, batch: list[_Place], error: PenstockError) -> None:
+    async def _stored(self, call: list[_Place]) -> Sequence[str]:
+        """One call of Google's; its messages' ids."""
+        request = PublishRequest(topic=self._resource)
+        add = request.messages.add
+        for job, at in call:
+            write_draft(add(), job.drafts[at], self._topic)
+        ids: Sequence[str] = (await self._connection.call("Publish", request)).message_ids
+        if len(ids) != len(call):
+            raise InternalError(
+                f"Google answered {len(ids)} of {len(call)} messages to {self._topic!r}"
+            )
+        return ids
+
+    def _fail(
+        self, failed: list[_Place], error: PenstockError, behind: Sequence[list[_Place]] = ()
+    ) -> list[list[_Place]]:
         """What waits behind a message of its key must not overtake it: its publisher is told, and
-        begins again from the first."""
-        keys = {job.drafts[at].ordering_key for job, at in batch} - {None}
-        waiting, self._waiting = self._waiting, deque()
-        for job, at in batch:
+        begins again from the first. Returns what is left of the calls `behind` it."""
+        keys = {job.drafts[at].ordering_key for job, at in failed} - {None}
+        for job, at in failed:
             job.answer(at, PublishFault(error))
-        for job, at in waiting:
+        self._waiting = deque(self._others(self._waiting, keys, error))
+        left = [self._others(call, keys, error) for call in behind]
+        return [call for call in left if call]
+
+    def _others(
+        self, places: Iterable[_Place], keys: set[str | None], error: PenstockError
+    ) -> list[_Place]:
+        """Those of other keys."""
+        others: list[_Place] = []
+        for job, at in places:
             if job.drafts[at].ordering_key in keys:
                 job.answer(at, PublishFault(_overtaking(error, self._topic)))
             else:
-                self._waiting.append((job, at))
+                others.append((job, at))
+        return others
 
     async def close(self) -> None:
         """Whoever waits is told that we cannot know."""

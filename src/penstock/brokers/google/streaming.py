@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from penstock.brokers.google.connection import Connection
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UnavailableError
 from penstock.googlepubsub.messages import StreamingPullRequest
 from penstock.retrying import Failures, Persistence
 from penstock.rules.backoff import Backoff
@@ -61,7 +61,7 @@ class Stream:
             except grpc.aio.AioRpcError as failure:
                 error = self._connection.stream_fault(failure, self._resource)
             else:
-                continue  # Google closed it in good order.
+                error = UnavailableError(f"StreamingPull of {self._resource} ended without a word")
             if self._heard or loop.time() - opened > _PROVEN_AFTER:
                 failures.clear()
             pause = failures.pause_after(error, loop.time())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import h11
 
@@ -14,7 +14,7 @@ from penstock.emulator.http.transcoding import answer_of, error_of, find, reques
 from penstock.emulator.refusals import text_of
 from penstock.emulator.services import Serve
 from penstock.emulator.serving import as_ours
-from penstock.errors import NotFoundError
+from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.googlepubsub.calls import Travel
 
 _MAX_BODY = 32 * 2**20
@@ -33,8 +33,18 @@ class Rest:
         self._reset = reset
 
     async def answer(self, verb: str, target: str, body: bytes) -> Answer:
-        """Status, type and body."""
-        parts = urlsplit(target)
+        """Status, type and body; what goes wrong has an answer, too."""
+        call = verb
+        try:
+            parts = _split(target)
+            call = f"{verb} {parts.path}"
+            return await self._answered(verb, parts, body)
+        except Exception as error:
+            told = as_ours(call, error)
+            code, content = error_of(told, text_of(told))
+            return code, _JSON, content
+
+    async def _answered(self, verb: str, parts: SplitResult, body: bytes) -> Answer:
         match verb, parts.path:
             case "GET" | "HEAD", "/" | "":
                 return 200, _TEXT, b"Ok\n"
@@ -45,19 +55,20 @@ class Rest:
                 return 200, _TEXT, b"Reset.\n"
         found = find(verb, parts.path)
         if found is None:
-            code, content = error_of(NotFoundError(), f"There is no {verb} {parts.path} here.")
-            return code, _JSON, content
+            raise NotFoundError(f"There is no {verb} {parts.path} here.")
         route, fields = found
-        try:
-            request = request_of(route, fields, parse_qsl(parts.query), body)
-            serve = self._serves[route.rpc.name]
-            waits = route.rpc.travel is Travel.WAITING
-            message = await (serve(request, None) if waits else serve(request))
-        except Exception as error:
-            told = as_ours(route.rpc, error)
-            code, content = error_of(told, text_of(told))
-            return code, _JSON, content
+        request = request_of(route, fields, parse_qsl(parts.query), body)
+        serve = self._serves[route.rpc.name]
+        waits = route.rpc.travel is Travel.WAITING
+        message = await (serve(request, None) if waits else serve(request))
         return 200, _JSON, answer_of(message)
+
+
+def _split(target: str) -> SplitResult:
+    try:
+        return urlsplit(target)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{target[:100]!r} cannot be asked for: {error}") from None
 
 
 class HttpConnection(asyncio.Protocol):
@@ -69,6 +80,7 @@ class HttpConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._size = 0
         self._answering: asyncio.Task[None] | None = None
+        self._is_unread = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -78,11 +90,27 @@ class HttpConnection(asyncio.Protocol):
             self._answering.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_busy:
+            # Who sends ahead of the answers does not do so without end. Others are still read from:
+            # that is how one that leaves is noticed.
+            self._transport.pause_reading()
         self._http.receive_data(data)
         self._go_on()
 
+    def pause_writing(self) -> None:
+        self._is_unread = True
+
+    def resume_writing(self) -> None:
+        self._is_unread = False
+        self._go_on()
+
+    @property
+    def _is_busy(self) -> bool:
+        """An answer is being made, or those that were made are not read."""
+        return self._answering is not None or self._is_unread
+
     def _go_on(self) -> None:
-        while self._answering is None:
+        while not self._is_busy:
             try:
                 event = self._http.next_event()
             except h11.RemoteProtocolError as error:
@@ -90,6 +118,9 @@ class HttpConnection(asyncio.Protocol):
                 return
             if isinstance(event, h11.Request):
                 self._request, self._body, self._size = event, [], 0
+                if self._http.they_are_waiting_for_100_continue:
+                    go_ahead = h11.InformationalResponse(status_code=100, headers=[])
+                    self._transport.write(self._http.send(go_ahead))
             elif isinstance(event, h11.Data):
                 self._size += len(event.data)
                 if self._size > _MAX_BODY:
@@ -100,6 +131,7 @@ class HttpConnection(asyncio.Protocol):
                 # Ends with the answer, or with the connection.
                 self._answering = asyncio.get_running_loop().create_task(self._answer())
             elif event is h11.NEED_DATA or event is h11.PAUSED:
+                self._transport.resume_reading()
                 return
             elif isinstance(event, h11.ConnectionClosed):
                 self._transport.close()

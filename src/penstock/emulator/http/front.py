@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from penstock.errors import UnavailableError
 
@@ -27,7 +28,8 @@ class Front:
         self._answer = answer
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.BaseTransport] = set()
+        # The loop holds them while they are open, whoever serves them.
+        self._open: WeakSet[asyncio.BaseTransport] = WeakSet()
 
     @property
     def behind(self) -> str:
@@ -63,7 +65,7 @@ class _Incoming(asyncio.Protocol):
         self,
         behind: str,
         answer: Callable[[], asyncio.Protocol],
-        opened: set[asyncio.BaseTransport],
+        opened: WeakSet[asyncio.BaseTransport],
     ) -> None:
         self._behind = behind
         self._answer = answer
@@ -91,15 +93,14 @@ class _Incoming(asyncio.Protocol):
             protocol.data_received(self._seen)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
-        self._opened.discard(self._transport)
         if self._joining is not None:
             self._joining.cancel()
 
     async def _join(self) -> None:
         loop = asyncio.get_running_loop()
-        outer = _Side(self._opened)
+        outer = _Side()
         try:
-            _, inner = await loop.create_unix_connection(lambda: _Side(self._opened), self._behind)
+            _, inner = await loop.create_unix_connection(_Side, self._behind)
         except OSError:
             self._transport.abort()
             return
@@ -113,14 +114,12 @@ class _Incoming(asyncio.Protocol):
 class _Side(asyncio.Protocol):
     """One end of what is passed on: it goes to the other, as fast as that takes it."""
 
-    def __init__(self, opened: set[asyncio.BaseTransport]) -> None:
-        self._opened = opened
+    def __init__(self) -> None:
         self.transport: Any = None
         self.other: _Side | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self._opened.add(transport)
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
@@ -135,6 +134,5 @@ class _Side(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
-        self._opened.discard(self.transport)
         if self.other is not None:
             self.other.transport.close()

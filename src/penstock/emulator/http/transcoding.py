@@ -13,17 +13,12 @@ from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.googlepubsub.calls import RPCS, HttpRule, Rpc
 from penstock.googlepubsub.messages import POOL
 
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 _VARIABLE = re.compile(r"\{([a-z_.]+)=([^}]+)\}")
 # What Google's API takes with every call and no message has a field for.
 _OF_THE_API = {
-    "alt",
-    "prettyPrint",
-    "fields",
-    "key",
-    "access_token",
-    "quotaUser",
-    "$alt",
-    "$.xgafv",
+    *("alt", "$alt", "prettyPrint", "fields", "callback", "quotaUser", "$.xgafv"),
+    *("key", "access_token", "oauth_token", "uploadType", "upload_protocol"),
 }
 _HTTP_CODES = {3: 400, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 12: 501, 14: 503, 16: 401, 4: 504}
 _STATUSES = {
@@ -84,12 +79,12 @@ def request_of(
     message = route.rpc.request()
     try:
         if route.rule.body and body.strip():
-            content = msgspec.json.decode(body)
+            content = _decode(body)
             if route.rule.body != "*":
                 content = {route.rule.body: content}
             json_format.ParseDict(content, message, descriptor_pool=POOL)
         json_format.ParseDict(_nested(query), message, descriptor_pool=POOL)
-    except (json_format.ParseError, msgspec.DecodeError) as error:
+    except (json_format.ParseError, msgspec.DecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"Invalid JSON payload received. {error}") from None
     for field, value in fields.items():
         *parents, last = field.split(".")
@@ -121,6 +116,8 @@ def _nested(query: list[tuple[str, str]]) -> dict[str, Any]:
         owner = found
         for parent in parents:
             owner = owner.setdefault(parent, {})
+            if not isinstance(owner, dict):
+                raise json_format.ParseError(f"{parent!r} has a value and fields, in {name!r}.")
         if last in owner:
             before = owner[last]
             owner[last] = [*before, value] if isinstance(before, list) else [before, value]

@@ -24,8 +24,7 @@ class Pushers:
 
     async def check(self, push_config: Any) -> None:
         endpoint = push_config.push_endpoint
-        parts = urlsplit(endpoint)
-        if endpoint and (parts.scheme not in ("http", "https") or not parts.hostname):
+        if endpoint and not _is_endpoint(endpoint):
             raise InvalidArgumentError(
                 f"Invalid push endpoint given (endpoint={endpoint}), in push_config.push_endpoint: "
                 "it must be a URL that begins with https:// (or http://, here)."
@@ -70,6 +69,16 @@ class Pushers:
             await _ended(task)
         if self._client is not None:
             await self._client.aclose()
+
+
+def _is_endpoint(text: str) -> bool:
+    import httpx
+
+    try:
+        parts, url = urlsplit(text), httpx.URL(text)
+        return url.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
+        return False
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

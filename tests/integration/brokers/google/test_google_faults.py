@@ -13,6 +13,7 @@ from penstock.emulator import Emulator
 from penstock.errors import (
     AlreadyExistsError,
     ClosedError,
+    InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
     TopicNotFoundError,
@@ -141,6 +142,57 @@ async def test_a_failed_message_of_a_key_is_not_overtaken():
     assert all(isinstance(answer, Receipt) for answer in again)
 
 
+def refusing(stored: list[str]):
+    """Stores all messages of a call, or none when one of them is bad."""
+
+    async def serve(request: Any, context: Any) -> Any:
+        texts = [message.data.decode() for message in request.messages]
+        if any("bad" in text for text in texts):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "failed schema validation")
+        stored.extend(texts)
+        return PublishResponse(message_ids=texts)
+
+    return serve
+
+
+async def test_a_message_that_google_refuses_takes_no_other_with_it():
+    stored: list[str] = []
+    google = ScriptedGoogle(publish=refusing(stored))
+    names = [f"bad{n}" if n in (0, 20, 21) else f"good{n}" for n in range(40)]
+    async with google.serving() as url:
+        broker = await connect(url)
+        together = await broker.publish("orders", [Draft.of(name.encode()) for name in names])
+        apart = await asyncio.gather(
+            *(broker.publish("orders", [Draft.of(name.encode())]) for name in names),
+            return_exceptions=True,
+        )
+        await broker.aclose()
+    assert [isinstance(one, PublishFault) for one in together] == ["bad" in n for n in names]
+    assert all(isinstance(o.error, InvalidArgumentError) for o in together if hasattr(o, "error"))
+    assert [isinstance(one, InvalidArgumentError) for one in apart] == ["bad" in n for n in names]
+    assert sorted(stored) == sorted(name for name in names * 2 if "good" in name)
+
+
+async def test_a_key_stops_at_the_message_that_google_refuses():
+    stored: list[str] = []
+    google = ScriptedGoogle(publish=refusing(stored))
+    async with google.serving() as url:
+        broker = await connect(url)
+        answers = await broker.publish(
+            "orders",
+            [Draft.of(f"{n}{key}".encode(), ordering_key=key) for n in range(4) for key in "ab"]
+            + [Draft.of(b"bad", ordering_key="a")]
+            + [Draft.of(f"{n}{key}".encode(), ordering_key=key) for n in (4, 5) for key in "ab"],
+        )
+        await broker.aclose()
+    assert stored == ["0a", "0b", "1a", "1b", "2a", "2b", "3a", "3b", "4b", "5b"]
+    *good, bad, behind, other, behind_too, another = answers
+    assert all(isinstance(answer, Receipt) for answer in (*good, other, another))
+    assert isinstance(bad.error, InvalidArgumentError)
+    for answer in (behind, behind_too):
+        assert answer.error.retryable and "earlier message of its ordering key" in str(answer.error)
+
+
 async def test_what_google_cannot_do_is_refused_for_its_draft_alone():
     google = ScriptedGoogle(publish=storing([]))
     async with google.serving() as url:
@@ -228,6 +280,19 @@ async def test_a_stream_that_ends_is_opened_again_without_a_word():
             seen += texts(await pull(broker))
         await broker.aclose()
     assert seen == ["1", "2", "3"]
+
+
+async def test_a_stream_that_only_ends_is_opened_more_and_more_slowly_and_an_error():
+    async def serve(first: Any, requests: Any, context: Any) -> None:
+        return
+
+    google = ScriptedGoogle(get_subscription=described, streaming_pull=serve)
+    async with google.serving() as url:
+        broker = await connect(url)
+        with pytest.raises(UnavailableError, match="ended without a word"):
+            await pull(broker, wait=20)
+        await broker.aclose()
+    assert len(google.named("StreamingPull")) == 4
 
 
 async def test_a_stream_that_cannot_be_opened_is_an_error_and_then_tried_again():
@@ -336,6 +401,20 @@ async def test_exactly_once_each_ack_id_has_an_answer_of_its_own():
         await broker.aclose()
     assert responses == [AckResponse.INVALID, AckResponse.SUCCESS, AckResponse.OTHER]
     assert tries == [["old", "later", "unsaid"], ["later"]]
+
+
+async def test_exactly_once_thousands_of_ack_ids_are_answered_too():
+    async def serve(request: Any, context: Any) -> None:
+        reason = "PERMANENT_FAILURE_INVALID_ACK_ID"
+        await refuse_ack_ids(context, dict.fromkeys(request.ack_ids, reason))
+
+    google = ScriptedGoogle(get_subscription=described, acknowledge=serve)
+    acks = [Settlement(f"{number:0190}", Verb.ACK) for number in range(2500)]
+    async with google.serving() as url:
+        broker = await connect(url)
+        responses = await broker.settle("billing", acks)
+        await broker.aclose()
+    assert set(responses) == {AckResponse.INVALID}
 
 
 async def test_an_ack_id_that_google_never_gave_keeps_no_other_from_being_acked():

@@ -26,6 +26,8 @@ def test_the_environment_leads_to_an_emulator_unless_an_endpoint_is_named():
     assert not named.plain and named.endpoint.startswith("europe")
     other = GoogleOptions.of("pubsub://p?emulator=127.0.0.1:1", environ)
     assert (other.endpoint, other.plain) == ("127.0.0.1:1", True)
+    as_url = GoogleOptions.of("pubsub://p", {"PUBSUB_EMULATOR_HOST": "http://127.0.0.1:8085/"})
+    assert as_url == emulated
 
 
 def test_options_are_read():
