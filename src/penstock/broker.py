@@ -292,6 +292,9 @@ class Broker(Protocol):
 
     Claims: it is not asked for what its capabilities do not claim.
 
+    Nothing: a call with no drafts, no settlements or room for no messages is answered with nothing,
+    and does not look whether its topic or subscription is there.
+
     The end: calls that wait when `aclose` is called, and all made after it, end with `ClosedError`.
     """
 
@@ -319,8 +322,8 @@ class Broker(Protocol):
 
         Waits until the fate of each is known or the broker has taken too long to tell. A draft that
         is refused, or of which it is not known whether it is stored, is answered by a fault and
-        keeps none of the others back. No drafts, no answers. Drafts of calls side by side may be
-        stored in between each other.
+        keeps none of the others back. Drafts of calls side by side may be stored in between each
+        other.
 
         Raises when nothing was stored for a reason that is not a draft's own: `TopicNotFoundError`;
         the broker cannot be reached; it is closed.
@@ -335,9 +338,9 @@ class Broker(Protocol):
         """Take what is available, waiting up to `wait` seconds for the first message.
 
         Returns as soon as it has a message, and with none when the time is up; at once when `wait`
-        is not above 0. At most `max_messages` (none, if that is not above 0) of at most `max_bytes`
-        together, but a single message larger than that is handed over alone. Of pulls side by side,
-        each message goes to one.
+        is not above 0. At most `max_messages` of at most `max_bytes` together, but a single message
+        larger than that is handed over alone, also when `max_bytes` is not above 0. Of pulls side
+        by side, each message goes to one.
 
         Raises `SubscriptionNotFoundError`, or `TopicNotFoundError` when the topic was deleted and
         nothing is left, also while it waits.
@@ -354,7 +357,8 @@ class Broker(Protocol):
 
         Waits until the broker has taken them, and with exactly-once delivery until it has confirmed
         them. An ack id that is not, or no longer, that of a delivery on loan has no effect: INVALID
-        with exactly-once delivery, SUCCESS without. No settlements, no responses.
+        with exactly-once delivery, SUCCESS without. So has one that an earlier settlement of the
+        same call has ended: the first wins.
 
         Raises `SubscriptionNotFoundError` when it knows that there is none. Acks that need no
         confirmation may go unanswered: then SUCCESS says that they were sent.

@@ -103,8 +103,6 @@ class SubscriptionState:
     # Records go out on loan.
 
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Delivery]:
-        if max_messages < 1:
-            return []
         self._used_at = self._clock.monotonic()
         until = self._used_at + wait
         while True:

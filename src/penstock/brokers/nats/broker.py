@@ -43,6 +43,7 @@ from penstock.message import (
     Verb,
 )
 from penstock.rules.filters import parse_filter
+from penstock.rules.repeats import repeats
 
 _DEAD = "CloudPubSubDeadLetterSource"
 # Seconds until a message is looked at again that could not be moved to the dead letters.
@@ -109,6 +110,9 @@ class NatsBroker:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
+        self._connection.wire.check_open()
+        if not drafts:
+            return []
         answers = await self._publishing.publish(topic, drafts)
         if PublishFault in map(type, answers):
             answers = await self._confirm_missing(topic, answers)
@@ -146,9 +150,10 @@ class NatsBroker:
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
     ) -> Sequence[Delivery]:
-        consumer = await self._catalogue.consumer(subscription)
+        self._connection.wire.check_open()
         if max_messages < 1:
             return []
+        consumer = await self._catalogue.consumer(subscription)
         if consumer.config.dead_letter_policy is not None:
             self._mover.watch(consumer)
             self._releases.follow(consumer)
@@ -281,6 +286,9 @@ class NatsBroker:
     async def settle(
         self, subscription: str, settlements: Sequence[Settlement]
     ) -> Sequence[AckResponse]:
+        self._connection.wire.check_open()
+        if not settlements:
+            return []
         consumer = await self._catalogue.consumer(subscription)
         config = consumer.config
         foreign = foreign_ids(consumer, settlements)
@@ -289,13 +297,14 @@ class NatsBroker:
         acks: list[tuple[bytes, bytes]] = []
         now = self._clock.monotonic()
         answered: list[Settlement] = []
+        late = repeats(settlements)
         for at, settlement in enumerate(settlements):
             ack_id = settlement.ack_id
             exactly_once = config.enable_exactly_once_delivery
-            if exactly_once and (loans is None or not loans.is_open(ack_id, now)):
+            if exactly_once and (at in late or loans is None or not loans.is_open(ack_id, now)):
                 responses[at] = AckResponse.INVALID
                 continue
-            if at in foreign:
+            if at in foreign or at in late:
                 continue
             if settlement.verb is Verb.RELEASE:
                 acks += self._releases.giving_back([ack_id.encode()])

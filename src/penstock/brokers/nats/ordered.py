@@ -229,7 +229,7 @@ class OrderedQueue:
             request["group"] = self._consumer.group
             if self._pin:
                 request["id"] = self._pin
-        if max_bytes and batch > 1:
+        if max_bytes > 0 and batch > 1:
             request["max_bytes"] = max_bytes
         self._left, self._status = batch, (0, "")
         self._ended = asyncio.get_running_loop().create_future()

@@ -110,6 +110,8 @@ class Pulling:
         One request for both: the server ends it as soon as it has sent something and has no more.
         """
         await self._wire.until_connected(min(wait, self._wire.timeout))
+        if max_bytes < 1:
+            max_messages, max_bytes = 1, 0  # The server takes 0 for no bound.
         with self._inbox() as inbox:
             return await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
 
