@@ -74,6 +74,8 @@ class Capabilities:
     """A topic may keep each message until one subscription has acked it, and no longer."""
     updates: bool = False
     """`Admin.update_topic` and `Admin.update_subscription` change what exists."""
+    filter_updates: bool = False
+    """Of a subscription that exists, the filter can be changed as well."""
     detaching: bool = False
     """A subscription can be taken from its topic."""
     expiration: bool = False
@@ -225,8 +227,13 @@ class Admin(Protocol):
         ...
 
     async def update_subscription(self, config: SubscriptionConfig) -> None:
-        """Make the subscription of that name what `config` says; what is on loan stays so.
-        Topic, filter, ordering and push cannot be changed."""
+        """Make the subscription of that name what `config` says; what is on loan stays so, and
+        what waits is kept. Topic, ordering, subjects and push cannot be changed.
+
+        A filter can where the broker claims `filter_updates`: what is handed over from now on
+        follows the new one. What waits and does not match it counts as acked; what the old one
+        kept out stays out, but for what the broker had not yet come to.
+        """
 
     async def detach_subscription(self, subscription: str) -> None:
         """Take it from its topic for good: what it holds is dropped, and pulls fail.
@@ -291,6 +298,9 @@ class Broker(Protocol):
     later. Nothing is tried again below the port.
 
     Claims: it is not asked for what its capabilities do not claim.
+
+    Names: a subscription is named by text. A `SubscriptionName` also says in which topic to look,
+    for brokers that may have several of one name; so do those that `Admin` is given.
 
     Nothing: a call with no drafts, no settlements or room for no messages is answered with nothing,
     and does not look whether its topic or subscription is there.

@@ -44,6 +44,7 @@ class MemoryBroker:
         subjects=True,
         work_queues=True,
         updates=True,
+        filter_updates=True,
         detaching=True,
         expiration=True,
         seek=True,

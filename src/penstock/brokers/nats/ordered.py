@@ -143,6 +143,10 @@ class OrderedQueue:
         if self._book.waits:
             self._survey_soon()
 
+    def reconfigure(self, consumer: Consumer) -> None:
+        """The same one, configured anew; what is here and lent stays so."""
+        self._consumer = consumer
+
     def close(self) -> None:
         """Give back what nobody took; nobody waits for more."""
         self._closed = True
@@ -324,7 +328,7 @@ class OrderedQueue:
                 await self._look_up()
             else:
                 before = self._book.ours()
-                info = await self._catalogue.consumer_info(self._consumer.config.name)
+                info = await self._catalogue.info(self._consumer)
                 floor = info["ack_floor"]["stream_seq"]
                 if not self._survey_again:
                     self._book.compare(info["num_ack_pending"], floor, before)
@@ -337,7 +341,7 @@ class OrderedQueue:
 
     async def _look_up(self) -> None:
         before = self._book.ours()
-        info = await self._catalogue.consumer_info(self._consumer.config.name)
+        info = await self._catalogue.info(self._consumer)
         floor, last = info["ack_floor"]["stream_seq"], info["delivered"]["stream_seq"]
         if not self._book.is_all(info["num_ack_pending"], before):
             if last - floor > _MOST_SUSPECTS:
