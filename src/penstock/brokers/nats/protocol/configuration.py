@@ -38,6 +38,8 @@ class PullLimits(msgspec.Struct, frozen=True):
     messages: int = 0
     seconds: float = 0.0
     size: int = 0
+    unsettled: int = 0
+    """How many messages the consumer lends at a time, to all together."""
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -136,10 +138,14 @@ def allows_direct(info: dict[str, Any]) -> bool:
     return bool(info["config"].get("allow_direct"))
 
 
+class NoDirectReadsError(FailedPreconditionError):
+    """A stream of others, whose messages cannot be read past its consumers."""
+
+
 def check_direct(topic: str, info: dict[str, Any]) -> None:
     """Raise when the server would answer no Direct Get for this stream."""
     if not allows_direct(info):
-        raise FailedPreconditionError(
+        raise NoDirectReadsError(
             f"Topic {topic!r} cannot be read directly; set allow_direct on its stream"
         )
 
@@ -314,6 +320,7 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             config.get("max_batch", 0),
             config.get("max_expires", 0) / NS,
             config.get("max_bytes", 0),
+            max(config.get("max_ack_pending", 0), 0),
         ),
         config.get("ack_policy") == "all",
     )

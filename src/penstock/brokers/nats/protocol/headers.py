@@ -26,6 +26,7 @@ _TOKEN = re.compile(r"[!#$&'*+\-.^_`|~0-9A-Za-z]+")
 _SAFE = "!#$&'*+-.^_`|~"
 # How the server ends an answer, or says that there is none.
 END_OF_BATCH, NO_MESSAGES, TIMED_OUT, CONFLICT, NO_RESPONDERS = 204, 404, 408, 409, 503
+_SERVER_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
 # What a consumer says that sends nothing now.
 IDLE = 100
 _SUBJECT = re.compile(r"[^\s.*>\x00-\x1f\x7f]+(\.[^\s.*>\x00-\x1f\x7f]+)*")
@@ -34,6 +35,11 @@ _SUBJECT = re.compile(r"[^\s.*>\x00-\x1f\x7f]+(\.[^\s.*>\x00-\x1f\x7f]+)*")
 def encode_name(name: str) -> str:
     """A topic or subscription as the name of a stream or consumer: no dots, no slashes."""
     if isinstance(name, ServerName):
+        if not _SERVER_NAME.fullmatch(name):
+            raise InvalidArgumentError(
+                f"No stream or consumer can be called {str(name)!r}: a NATS server takes no "
+                "spaces and none of . * > / and \\"
+            )
         return str(name)
     return name.replace("%", "%25").replace(".", "%2E").replace("/", "%2F")
 
