@@ -219,7 +219,8 @@ class Admin(Protocol):
         """With its backlog. Pulls that wait on it end with `SubscriptionNotFoundError`."""
 
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
-        """All names, or those of a topic, sorted."""
+        """All names, or those of a topic, sorted. One that several topics have is listed as often,
+        as `SubscriptionName`s."""
         ...
 
     async def describe_subscription(self, subscription: str) -> SubscriptionStatus:

@@ -16,6 +16,7 @@ from penstock.dead_letters.marks import NO_MARKS, ONLY_MARKS, Deed, mark, read_m
 from penstock.dead_letters.replaying import replayed
 from penstock.dead_letters.selection import Selection
 from penstock.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     PenstockError,
@@ -231,6 +232,6 @@ class _Origins:
             try:
                 status = await self._broker.admin.describe_subscription(subscription)
                 self._topics[subscription] = status.config.topic
-            except NotFoundError:
+            except (NotFoundError, FailedPreconditionError):  # None, or several of its name.
                 self._topics[subscription] = None
         return self._topics[subscription]

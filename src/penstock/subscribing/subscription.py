@@ -64,6 +64,9 @@ class Subscription:
         observer: Observer | None = None,
         **options: Unpack[SubscriptionOptions],
     ) -> None:
+        if isinstance(name, SubscriptionName):  # As a broker lists it.
+            topic = topic or name.topic
+            name = name.name
         self._name = check_name("Subscription", name)
         self._topic = topic
         self._address = SubscriptionName(name, topic) if topic is not None else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -26,7 +27,7 @@ from penstock.brokers.nats.protocol.configuration import (
 from penstock.brokers.nats.protocol.headers import encode_name, own_name
 from penstock.brokers.nats.releases import RELEASES, Releases
 from penstock.clock import NS, Clock, to_ns
-from penstock.config import SubscriptionConfig, TopicConfig
+from penstock.config import SubscriptionConfig, SubscriptionName, TopicConfig
 from penstock.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -193,11 +194,14 @@ class NatsAdmin:
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
         if topic is not None:
             return (await self.describe_topic(topic)).subscriptions
-        names: list[str] = []
+        found: list[SubscriptionName] = []
         for stream in await self._catalogue.streams():
             if stream not in _OWN:
-                names += await self._catalogue.consumers(stream)
-        return sorted(own_name(name) for name in names)
+                names = await self._catalogue.consumers(stream)
+                found += [SubscriptionName(own_name(name), own_name(stream)) for name in names]
+        several = {name for name, count in Counter(found).items() if count > 1}
+        # Those that one topic alone has need no topic to be found.
+        return sorted(one if one in several else one.name for one in found)
 
     async def usage(self) -> Usage:
         told = await self._connection.request("INFO")

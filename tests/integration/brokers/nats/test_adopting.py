@@ -113,6 +113,11 @@ async def test_a_durable_is_looked_for_in_its_topic_and_nowhere_else(server):
         assert not await pubsub.subscription("worker", topic="NORTH").exists()
         east = await pubsub.subscription("worker", topic="EAST").describe()
         assert (east.backlog, east.leased) == (1, 0)
+        listed = [one for one in await pubsub.subscriptions() if one == "worker"]
+        assert [(await pubsub.subscription(one).describe()).config.topic for one in listed] == [
+            "EAST",
+            "WEST",
+        ]
         # And one can be made there, whatever others are called.
         made = await pubsub.topic("NORTH").subscription("worker").create()
         await js.publish("north", b"NORTH")
