@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import msgspec
@@ -106,6 +106,8 @@ class SqliteBroker:
     # Messages.
 
     async def publish(self, topic: str, drafts: Sequence[Draft]) -> list[Receipt]:
+        if not drafts:
+            return self._nothing()
         with self._transaction() as run:
             last, _ = self._topic(run, topic)
             now = self._clock.time_ns()
@@ -138,11 +140,13 @@ class SqliteBroker:
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
     ) -> list[Delivery]:
+        if max_messages < 1:
+            return self._nothing()
         until = self._clock.monotonic() + wait
         while True:
             taken = self._take(subscription, max_messages, max_bytes)
             remaining = until - self._clock.monotonic()
-            if taken or max_messages < 1 or remaining <= 0:
+            if taken or remaining <= 0:
                 return taken
             await asyncio.sleep(min(remaining, LOOK_AGAIN))
 
@@ -157,7 +161,7 @@ class SqliteBroker:
                 " JOIN messages m ON m.topic = w.topic AND m.sequence = w.sequence"
                 " WHERE w.subscription = ? AND w.free_ns <= ? ORDER BY w.free_ns, w.sequence"
                 " LIMIT ?",
-                (subscription, now, max(0, max_messages)),
+                (subscription, now, max_messages),
             ).fetchall():
                 decoded = msgspec.json.decode(attributes, type=dict[str, str])
                 record = Record(sequence, message_id, data, decoded, *rest)
@@ -176,6 +180,8 @@ class SqliteBroker:
     async def settle(
         self, subscription: str, settlements: Sequence[Settlement]
     ) -> list[AckResponse]:
+        if not settlements:
+            return self._nothing()
         with self._transaction() as run:
             topic = self._subscription(run, subscription).topic
             now = self._clock.time_ns()
@@ -295,8 +301,7 @@ class SqliteBroker:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, also when the process dies half-way."""
-        if self._closed:
-            raise ClosedError("This SQLite broker is closed; open it again")
+        self._check_open()
         run = self._connection
         try:
             run.execute("BEGIN IMMEDIATE")
@@ -308,6 +313,14 @@ class SqliteBroker:
                 raise
         except sqlite3.Error as error:
             raise UnavailableError(f"SQLite cannot do this now: {error}") from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("This SQLite broker is closed; open it again")
+
+    def _nothing(self) -> list[Any]:
+        self._check_open()
+        return []
 
     def _topic(self, run: sqlite3.Connection, name: str) -> tuple[int, TopicConfig]:
         found = run.execute(

@@ -5,7 +5,7 @@ from penstock.bridge import ActionResult, Bridge, Event
 from penstock.broker import Capabilities, SubscriptionStatus, TopicStatus
 from penstock.client import PubSub, Topic
 from penstock.clock import PreciseTime
-from penstock.config import DeadLetterPolicy, PushDelivery, RetryPolicy
+from penstock.config import DeadLetterPolicy, PushDelivery, RetryPolicy, ServerName
 from penstock.connect import BrokerKind, connect, register_broker
 from penstock.consuming import App, Attribute, Attributes, Router
 from penstock.dead_letters import DeadLetter, DeadLetters, Selection
@@ -68,6 +68,7 @@ __all__ = [
     "RetryPolicy",
     "Router",
     "Selection",
+    "ServerName",
     "Streaming",
     "SubscriberOptions",
     "Subscription",

@@ -76,6 +76,8 @@ class Capabilities:
     """A topic may keep each message until one subscription has acked it, and no longer."""
     updates: bool = False
     """`Admin.update_topic` and `Admin.update_subscription` change what exists."""
+    filter_updates: bool = False
+    """Of a subscription that exists, the filter can be changed as well."""
     detaching: bool = False
     """A subscription can be taken from its topic."""
     expiration: bool = False
@@ -219,7 +221,8 @@ class Admin(Protocol):
         """With its backlog. Pulls that wait on it end with `SubscriptionNotFoundError`."""
 
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
-        """All names, or those of a topic, sorted."""
+        """All names, or those of a topic, sorted. One that several topics have is listed as often,
+        as `SubscriptionName`s."""
         ...
 
     async def describe_subscription(self, subscription: str) -> SubscriptionStatus:
@@ -227,8 +230,13 @@ class Admin(Protocol):
         ...
 
     async def update_subscription(self, config: SubscriptionConfig) -> None:
-        """Make the subscription of that name what `config` says; what is on loan stays so.
-        Topic, filter, ordering and push cannot be changed."""
+        """Make the subscription of that name what `config` says; what is on loan stays so, and
+        what waits is kept. Topic, ordering, subjects and push cannot be changed.
+
+        A filter can where the broker claims `filter_updates`: what is handed over from now on
+        follows the new one. What waits and does not match it counts as acked; what the old one
+        kept out stays out, but for what the broker had not yet come to.
+        """
 
     async def detach_subscription(self, subscription: str) -> None:
         """Take it from its topic for good: what it holds is dropped, and pulls fail.
@@ -307,6 +315,12 @@ class Broker(Protocol):
 
     Claims: it is not asked for what its capabilities do not claim.
 
+    Names: a subscription is named by text. A `SubscriptionName` also says in which topic to look,
+    for brokers that may have several of one name; so do those that `Admin` is given.
+
+    Nothing: a call with no drafts, no settlements or room for no messages is answered with nothing,
+    and does not look whether its topic or subscription is there.
+
     The end: calls that wait when `aclose` is called, and all made after it, end with `ClosedError`.
     """
 
@@ -334,8 +348,8 @@ class Broker(Protocol):
 
         Waits until the fate of each is known or the broker has taken too long to tell. A draft that
         is refused, or of which it is not known whether it is stored, is answered by a fault and
-        keeps none of the others back. No drafts, no answers. Drafts of calls side by side may be
-        stored in between each other.
+        keeps none of the others back. Drafts of calls side by side may be stored in between each
+        other.
 
         Raises when nothing was stored for a reason that is not a draft's own: `TopicNotFoundError`;
         the broker cannot be reached; it is closed.
@@ -350,9 +364,9 @@ class Broker(Protocol):
         """Take what is available, waiting up to `wait` seconds for the first message.
 
         Returns as soon as it has a message, and with none when the time is up; at once when `wait`
-        is not above 0. At most `max_messages` (none, if that is not above 0) of at most `max_bytes`
-        together, but a single message larger than that is handed over alone. Of pulls side by side,
-        each message goes to one.
+        is not above 0. At most `max_messages` of at most `max_bytes` together, but a single message
+        larger than that is handed over alone, also when `max_bytes` is not above 0. Of pulls side
+        by side, each message goes to one.
 
         Raises `SubscriptionNotFoundError`, or `TopicNotFoundError` when the topic was deleted and
         nothing is left, also while it waits.
@@ -369,7 +383,8 @@ class Broker(Protocol):
 
         Waits until the broker has taken them, and with exactly-once delivery until it has confirmed
         them. An ack id that is not, or no longer, that of a delivery on loan has no effect: INVALID
-        with exactly-once delivery, SUCCESS without. No settlements, no responses.
+        with exactly-once delivery, SUCCESS without. So has one that an earlier settlement of the
+        same call has ended: the first wins.
 
         Raises `SubscriptionNotFoundError` when it knows that there is none. Acks that need no
         confirmation may go unanswered: then SUCCESS says that they were sent.

@@ -33,6 +33,7 @@ _INSTEAD = {
     "subjects": "leave it out and publish to a topic for each",
     "work_queues": "leave it out; what is acked is kept as long as the broker keeps anything",
     "updates": "delete it and create it again",
+    "filter_updates": "delete the subscription and create it again, which loses its backlog",
     "detaching": "delete it instead",
     "expiration": "leave it out and delete subscriptions that nobody uses",
     "replay": "make a subscription and read that",
@@ -117,6 +118,10 @@ async def update_subscription(broker: Broker, config: SubscriptionConfig) -> Non
     """Make the subscription of that name what `config` says."""
     require(broker, "updates", f"Changing subscription {config.name!r}")
     check_subscription(broker, config)
+    if not broker.capabilities.filter_updates:
+        now = (await broker.admin.describe_subscription(config.address)).config
+        if now.filter != config.filter:
+            require(broker, "filter_updates", f"A new filter of subscription {config.name!r}")
     await broker.admin.update_subscription(config)
 
 

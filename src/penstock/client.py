@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, Unpack
+from dataclasses import fields, replace
+from typing import Any, Self, TypedDict, Unpack
 
 from penstock.broker import Broker, TopicStatus
-from penstock.capabilities import check_snapshot, check_topic
+from penstock.capabilities import check_snapshot, check_topic, update_topic
 from penstock.clock import Clock
 from penstock.config import DUPLICATE_WINDOW, TopicConfig, check_name
 from penstock.connect import connect
 from penstock.dead_letters import DeadLetters
+from penstock.ensuring import ensure_topic
 from penstock.errors import ClosedError, InvalidArgumentError, NotFoundError
 from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault
@@ -19,9 +21,10 @@ from penstock.observing.observed import ObservedBroker
 from penstock.observing.observer import Observer, Observers
 from penstock.subscribing import MessageStream, Subscription
 from penstock.subscribing.events import Events
-from penstock.subscribing.options import SubscriptionOptions
+from penstock.subscribing.options import SubscriptionOptions, check_options
 
 _DEFAULT_URL = "memory://"
+_TOPIC_OPTIONS = {field.name for field in fields(TopicConfig)} - {"name"}
 
 
 class PubSub(AsyncClosing):
@@ -159,6 +162,17 @@ class PubSub(AsyncClosing):
             raise ClosedError("This PubSub client is closed; make a new one")
 
 
+class TopicOptions(TypedDict, total=False):
+    """The fields of `TopicConfig`, as keywords."""
+
+    message_retention: float
+    duplicate_window: float
+    routed_attributes: Sequence[str]
+    replicas: int | None
+    subjects: Sequence[str]
+    work_queue: bool
+
+
 class Topic:
     """Where messages are published. Made by `pubsub.topic(name)`; it may or may not exist."""
 
@@ -208,6 +222,33 @@ class Topic:
         check_topic(broker, config)
         await broker.admin.create_topic(config)
         return self
+
+    async def ensure(self, **options: Unpack[TopicOptions]) -> Topic:
+        """Create it, or see to it that it is as these options say: those of `create`.
+
+        What exists and differs is changed, its messages kept. What cannot be changed is a
+        `FailedPreconditionError` that says what differs. Options that are not given are left as
+        they are.
+        """
+        given = self._given(options)
+        wanted = TopicConfig(name=self._name, **given)
+        await ensure_topic(await self._pubsub.broker(), wanted, given)
+        return self
+
+    async def update(self, **options: Unpack[TopicOptions]) -> Topic:
+        """Change these options of a topic that exists, and nothing else about it."""
+        given = self._given(options)
+        broker = await self._pubsub.broker()
+        found = (await broker.admin.describe_topic(self._name)).config
+        await update_topic(broker, replace(found, **given))
+        return self
+
+    def _given(self, options: TopicOptions) -> dict[str, Any]:
+        check_options(f"Topic {self._name!r}", options, _TOPIC_OPTIONS)
+        given: dict[str, Any] = {name: one for name, one in options.items() if one is not None}
+        for name in given.keys() & {"routed_attributes", "subjects"}:
+            given[name] = _keys(name, given[name])
+        return given
 
     async def delete(self) -> None:
         """Delete it. Its subscriptions deliver what they hold, then fail."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from penstock.errors import InvalidArgumentError
 from penstock.message import check_ack_deadline
@@ -14,19 +15,50 @@ DUPLICATE_WINDOW = 120.0
 _NAME = re.compile(
     r"(?:[A-Za-z0-9][A-Za-z0-9.:_\-]{0,62}/)?(?!goog)[A-Za-z][A-Za-z0-9\-._~+%]{2,254}"
 )
+# What no broker could send anywhere is nobody's name.
+_ANY_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
 
 _WORD = r"[^\s.*>\x00-\x1f\x7f]+"
 _PATTERN = re.compile(rf"(?:(?:{_WORD}|\*)\.)*(?:{_WORD}|\*|>)")
 
 
+class ServerName(str):
+    """The name of something that a broker has already, made by others: taken as it is, whatever
+    Google would say of it. Only its own broker knows whether it is there."""
+
+
+class SubscriptionName(str):
+    """The name of a subscription, and the topic in which to look for it. Brokers with subscriptions
+    of one name in several topics read both; to the others it is text like any other."""
+
+    name: str
+    topic: str
+
+    def __new__(cls, name: str, topic: str) -> Self:
+        made = super().__new__(cls, name)
+        made.name, made.topic = name, topic
+        return made
+
+    def __reduce__(self) -> tuple[type[SubscriptionName], tuple[str, str]]:
+        return SubscriptionName, (self.name, self.topic)
+
+
+def is_name(name: str) -> bool:
+    """Google Pub/Sub would take it."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(kind: str, name: object) -> str:
-    """`name` if Google Pub/Sub would take it for a `kind`, else `InvalidArgumentError`.
+    """`name` if Google Pub/Sub would take it for a `kind`, or if it is a `ServerName`; else
+    `InvalidArgumentError`.
 
     What belongs to another project than the broker's own is written `project/name`.
     """
     if not isinstance(name, str):
         raise InvalidArgumentError(f"{kind} name must be text, not {type(name).__name__}")
-    if not _NAME.fullmatch(name):
+    if isinstance(name, ServerName) and _ANY_NAME.fullmatch(name):
+        return name
+    if not is_name(name):
         raise InvalidArgumentError(
             f"{kind} name {name!r} is not allowed: 3 to 255 characters, a letter first, then "
             "letters, digits or any of - . _ ~ + %, and not starting with 'goog'; "
@@ -148,6 +180,9 @@ class TopicConfig:
     subjects: tuple[str, ...] = ()
     work_queue: bool = False
 
+    KEPT: ClassVar = ("routed_attributes", "work_queue")
+    """What a topic is made with and keeps."""
+
     def __post_init__(self) -> None:
         check_name("Topic", self.name)
         check_duration("message_retention", self.message_retention, 0, 31 * DAY)
@@ -167,8 +202,7 @@ class TopicConfig:
             )
 
     def check_change(self, to: TopicConfig) -> None:
-        """What a topic is made with and keeps."""
-        for option in ("routed_attributes", "work_queue"):
+        for option in self.KEPT:
             if getattr(self, option) != getattr(to, option):
                 raise InvalidArgumentError(
                     f"{option} of topic {self.name!r} cannot be changed; create another"
@@ -201,6 +235,14 @@ class SubscriptionConfig:
     replicas: int | None = None
     subjects: tuple[str, ...] = ()
 
+    KEPT: ClassVar = ("topic", "message_ordering", "push", "subjects")
+    """What a subscription is made with and keeps; see `check_change` for its filter."""
+
+    @property
+    def address(self) -> SubscriptionName:
+        """Which subscription it is, for brokers that may have several of its name."""
+        return SubscriptionName(self.name, self.topic)
+
     def __post_init__(self) -> None:
         check_name("Subscription", self.name)
         check_name("Topic", self.topic)
@@ -229,9 +271,9 @@ class SubscriptionConfig:
                     f"{option} of subscription {self.name!r} cannot be a {type(value).__name__}"
                 )
 
-    def check_change(self, to: SubscriptionConfig) -> None:
-        """What a subscription is made with and keeps."""
-        for option in ("topic", "filter", "message_ordering", "push", "subjects"):
+    def check_change(self, to: SubscriptionConfig, *, filter_too: bool = False) -> None:
+        """`filter_too`: it may be changed as well, where a broker claims `filter_updates`."""
+        for option in self.KEPT if filter_too else (*self.KEPT, "filter"):
             if getattr(self, option) != getattr(to, option):
                 raise InvalidArgumentError(
                     f"{option} of subscription {self.name!r} cannot be changed; delete the "

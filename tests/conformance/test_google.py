@@ -45,7 +45,7 @@ class OnAServerOfItsOwnTime(Harness):
 class TestGoogleDurable(BrokerConformance):
     @pytest.fixture
     def harness(self, durable: str) -> Harness:
-        # The first three JetStream does not have; the last it has, in its own time.
-        lacks = ("snapshots", "detaching", "outlives_topic", "retry_policy", "delayed_nack")
+        # The first two JetStream does not have; the others it has, in its own time.
+        lacks = ("detaching", "outlives_topic", "retry_policy", "delayed_nack")
         lacks += ("expiration",)
         return OnAServerOfItsOwnTime(durable, second=10, speed=SPEED, lacks=lacks)

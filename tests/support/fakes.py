@@ -89,6 +89,8 @@ class ModestBroker(MemoryBroker):
         self, subscription: str, settlements: Sequence[Settlement]
     ) -> Sequence[AckResponse]:
         """Extensions renew the deadline as it is, and nacks know no delay."""
+        if not settlements:
+            return await super().settle(subscription, settlements)
         deadline = self._registry.subscription(subscription).config.ack_deadline
         return await super().settle(
             subscription,

@@ -50,6 +50,7 @@ SURFACE = {
         "RetryPolicy",
         "Router",
         "Selection",
+        "ServerName",
         "Streaming",
         "SubscriberOptions",
         "Subscription",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock import PubSub, SubscriberOptions
-from penstock.config import SubscriptionConfig
+from penstock.client import TopicOptions
+from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.errors import InvalidArgumentError
 from penstock.subscribing.options import StreamOptions, SubscriptionOptions
 from tests.support.scenes import orders
@@ -31,6 +32,8 @@ async def right(pubsub: PubSub) -> None:
     )
     pubsub.subscription("billing", topic="orders", ack_deadline=None, retain_acked_messages=True)
     sub.set_options(flow_control=FlowControl(max_messages=1), lease_extension=None)
+    await topic.ensure(message_retention=5, subjects=["a.*"])
+    await (await sub.ensure()).update(retry_policy=None, ack_deadline=5)
     MessageStream(sub, SubscriberOptions()).set_options(ack_deadline=5)
 
 async def wrong(pubsub: PubSub) -> None:
@@ -45,6 +48,9 @@ async def wrong(pubsub: PubSub) -> None:
     MessageStream(sub).set_options(ack_deadlines=5)  # wrong
     await topic.create(message_retentoin=5)  # wrong
     await topic.create(duplicate_window="long")  # wrong
+    await topic.ensure(duplicate_windw=5)  # wrong
+    await topic.update(work_queue="yes")  # wrong
+    await sub.update(retry_polcy=None)  # wrong
 """
 
 
@@ -55,7 +61,7 @@ def test_mypy_sees_what_is_misspelt_and_what_has_the_wrong_type(tmp_path):
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     found = {int(line.split(":")[1]) for line in ran.stdout.splitlines() if ": error:" in line}
     wrong = {n for n, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")}
-    assert len(wrong) == 9
+    assert len(wrong) == 12
     assert found == wrong, ran.stdout + ran.stderr
 
 
@@ -64,6 +70,8 @@ def test_the_keywords_are_the_fields_of_what_they_become():
     broker = {field.name for field in fields(SubscriptionConfig)} - {"name", "topic"}
     assert stream == StreamOptions.__annotations__.keys()
     assert stream | broker == SubscriptionOptions.__annotations__.keys()
+    topic = {field.name for field in fields(TopicConfig)} - {"name"}
+    assert topic == TopicOptions.__annotations__.keys()
 
 
 @pytest.mark.parametrize(

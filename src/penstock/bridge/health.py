@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from penstock.bridge.connection import BridgeConnection, ConnectionState, servers
 from penstock.bridge.settings import BridgeSettings
 from penstock.broker import Broker
+from penstock.config import SubscriptionName
 from penstock.errors import PenstockError, PermissionDeniedError, UnimplementedError
 
 if TYPE_CHECKING:
@@ -135,8 +136,10 @@ class HealthCheck:
     async def _lag(self, broker: Broker | None) -> Health | None:
         if broker is None:
             return None
-        name = self._bridge.settings.names.durable
-        status = await broker.admin.describe_subscription(name)
+        names = self._bridge.settings.names
+        name = names.durable
+        address = SubscriptionName(name, names.stream_name)
+        status = await broker.admin.describe_subscription(address)
         return {
             "name": name,
             "lag": status.backlog,

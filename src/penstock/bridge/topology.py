@@ -138,7 +138,7 @@ class Provisioner:
         topics = wanted_topics(self._settings)
         consumer = wanted_subscription(self._settings)
         there = [await self._topic(wanted.name) for wanted in topics]
-        existing = await self._subscription(consumer.name)
+        existing = await self._subscription(consumer)
         for wanted, found in zip(topics, there, strict=True):
             await self._lacking(wanted, found)
         if existing is not None:
@@ -169,7 +169,7 @@ class Provisioner:
         return found + await self._consumer_problems(wanted_subscription(self._settings))
 
     async def _consumer_problems(self, wanted: SubscriptionConfig) -> list[str]:
-        existing = await self._subscription(wanted.name)
+        existing = await self._subscription(wanted)
         if existing is None:
             return [f"Consumer {wanted.name!r} is missing; run: penstock bridge provision"]
         try:
@@ -184,9 +184,9 @@ class Provisioner:
         except NotFoundError:
             return None
 
-    async def _subscription(self, name: str) -> SubscriptionConfig | None:
+    async def _subscription(self, wanted: SubscriptionConfig) -> SubscriptionConfig | None:
         try:
-            return (await self._admin.describe_subscription(name)).config
+            return (await self._admin.describe_subscription(wanted.address)).config
         except NotFoundError:
             return None
 
@@ -227,7 +227,7 @@ class Provisioner:
             try:
                 await self._admin.create_subscription(wanted)
             except AlreadyExistsError:
-                existing = (await self._admin.describe_subscription(wanted.name)).config
+                existing = (await self._admin.describe_subscription(wanted.address)).config
                 _check_consumer(wanted, existing)
             else:
                 done.changed.append(f"created consumer {wanted.name} ({wanted.subjects[0]})")

@@ -262,6 +262,6 @@ class _Origins:
             try:
                 status = await self._broker.admin.describe_subscription(subscription)
                 self._topics[subscription] = status.config.topic
-            except NotFoundError:
+            except (NotFoundError, FailedPreconditionError):  # None, or several of its name.
                 self._topics[subscription] = None
         return self._topics[subscription]

@@ -10,9 +10,15 @@ from types import MappingProxyType
 from typing import Any, Unpack, overload
 
 from penstock.broker import Broker, SubscriptionStatus
-from penstock.capabilities import check_seek, check_snapshot, check_subscription
+from penstock.capabilities import (
+    check_seek,
+    check_snapshot,
+    check_subscription,
+    update_subscription,
+)
 from penstock.clock import Clock
-from penstock.config import SubscriptionConfig, check_name
+from penstock.config import SubscriptionConfig, SubscriptionName, check_name
+from penstock.ensuring import ensure_subscription
 from penstock.errors import (
     ClosedError,
     FailedPreconditionError,
@@ -58,9 +64,15 @@ class Subscription:
         observer: Observer | None = None,
         **options: Unpack[SubscriptionOptions],
     ) -> None:
+        if isinstance(name, SubscriptionName):  # As a broker lists it.
+            topic = topic or name.topic
+            name = name.name
         self._name = check_name("Subscription", name)
         self._topic = topic
-        self.source = Source(name, topic=topic, broker=broker, clock=clock, observer=observer)
+        self._address = SubscriptionName(name, topic) if topic is not None else name
+        self.source = Source(
+            self._address, topic=topic, broker=broker, clock=clock, observer=observer
+        )
         self.running = running
         """The streams that run, of this and of other subscriptions."""
         self._stream: MessageStream | None = None
@@ -108,20 +120,51 @@ class Subscription:
 
     async def create(self) -> Subscription:
         """Create it in the broker; it sees what is published from then on."""
-        if self._topic is None:
-            raise InvalidArgumentError(
-                f"Subscription {self._name!r} cannot be created without a topic; "
-                "use topic.subscription(name) or pubsub.subscription(name, topic=…)"
-            )
-        config = SubscriptionConfig(name=self._name, topic=self._topic, **self._config)
+        config = self._wanted()
         broker = await self.source.broker()
         check_subscription(broker, config)
         await broker.admin.create_subscription(config)
         return self
 
+    async def ensure(self) -> Subscription:
+        """Create it, or see to it that it is as this handle was told.
+
+        What exists and differs is changed, its backlog kept. What cannot be changed is a
+        `FailedPreconditionError` that says what differs. Options that the handle was not given are
+        left as they are.
+        """
+        await ensure_subscription(await self.source.broker(), self._wanted(), self._config)
+        return self
+
+    async def update(self, **options: Unpack[SubscriptionOptions]) -> Subscription:
+        """Change these options of a subscription that exists, and nothing else about it: its
+        backlog is kept, and what is on loan stays so. An open stream goes on by them.
+
+        None takes a policy away. See `set_options` for what concerns the stream alone.
+        """
+        check_options(f"Subscription {self._name!r} in the broker", options, _BROKER_OPTIONS)
+        broker = await self.source.broker()
+        found = (await broker.admin.describe_subscription(self._address)).config
+        changes: dict[str, Any] = {**options}
+        await update_subscription(broker, replace(found, **changes))
+        self._config |= changes
+        if "enable_exactly_once_delivery" in options:
+            self.source.exactly_once = options["enable_exactly_once_delivery"]
+        if "ack_deadline" in options:
+            self.set_options(ack_deadline=options["ack_deadline"])
+        return self
+
+    def _wanted(self) -> SubscriptionConfig:
+        if self._topic is None:
+            raise InvalidArgumentError(
+                f"Subscription {self._name!r} cannot be created without a topic; "
+                "use topic.subscription(name) or pubsub.subscription(name, topic=…)"
+            )
+        return SubscriptionConfig(name=self._name, topic=self._topic, **self._config)
+
     async def delete(self) -> None:
         """Delete it with its backlog. An open stream fails."""
-        await (await self.source.broker()).admin.delete_subscription(self._name)
+        await (await self.source.broker()).admin.delete_subscription(self._address)
 
     async def exists(self) -> bool:
         try:
@@ -132,19 +175,19 @@ class Subscription:
 
     async def describe(self) -> SubscriptionStatus:
         """Its configuration, backlog and the age of its oldest message."""
-        return await (await self.source.broker()).admin.describe_subscription(self._name)
+        return await (await self.source.broker()).admin.describe_subscription(self._address)
 
     async def create_snapshot(self, snapshot: str) -> None:
         """Remember what is not acked now, to `seek` back to; expires after seven days."""
         broker = await self.source.broker()
         check_snapshot(broker, snapshot)
-        await broker.admin.create_snapshot(snapshot, self._name)
+        await broker.admin.create_snapshot(snapshot, self._address)
 
     async def seek(self, to: datetime | str) -> None:
         """Go to a time (aware) or a snapshot (by name): what is after it is delivered again."""
         broker = await self.source.broker()
         check_seek(broker, self._name, to)
-        await broker.admin.seek(self._name, to)
+        await broker.admin.seek(self._address, to)
 
     # Receiving.
 

@@ -154,6 +154,21 @@ def test_a_key_goes_on_from_where_it_was(emulator):
 def test_what_jetstream_does_not_have_is_said(emulator):
     google = emulator.start()
     _, sub = google.pair()
-    request = {"name": google.path("snapshots"), "subscription": sub}
-    error = google.refusal(google.subscriber.create_snapshot, request=request, retry=NEVER)
+    request = {"subscription": sub}
+    error = google.refusal(google.publisher.detach_subscription, request=request, retry=NEVER)
     assert isinstance(error, exceptions.MethodNotImplemented)
+
+
+def test_a_snapshot_outlives_the_emulator(emulator):
+    google = emulator.start()
+    topic, sub = google.pair()
+    google.publish(topic, "a", "b")
+    snapshot = google.path("snapshots")
+    google.subscriber.create_snapshot(request={"name": snapshot, "subscription": sub})
+    google.ack(sub, *google.pull_until(sub, 2))
+    emulator.kill()
+    google = emulator.start()
+    assert google.subscriber.get_snapshot(request={"snapshot": snapshot}).topic == topic
+    google.subscriber.seek(request={"subscription": sub, "snapshot": snapshot})
+    again = google.pull_until(sub, 2)
+    assert sorted(one.message.data for one in again) == [b"a", b"b"]

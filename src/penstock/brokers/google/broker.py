@@ -35,6 +35,7 @@ from penstock.message import (
     Settlement,
     Verb,
 )
+from penstock.rules.repeats import repeats
 
 _DEAD = "CloudPubSubDeadLetterSource"
 # A stream's deadline where the subscription may not be looked at.
@@ -85,6 +86,7 @@ class GoogleBroker:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
+        self._connection.check_open()
         answers = await self._publishing.publish(topic, drafts)
         errors = {answer.error for answer in answers if isinstance(answer, PublishFault)}
         if len(errors) == 1 and not any(isinstance(answer, Receipt) for answer in answers):
@@ -94,6 +96,7 @@ class GoogleBroker:
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
     ) -> Sequence[Delivery]:
+        self._connection.check_open()
         if max_messages < 1:
             return []
         inbox = await self._inbox(subscription)
@@ -110,11 +113,16 @@ class GoogleBroker:
     async def settle(
         self, subscription: str, settlements: Sequence[Settlement]
     ) -> Sequence[AckResponse]:
+        self._connection.check_open()
+        if not settlements:
+            return []
         inbox = await self._inbox(subscription)
         resource = self._names.resource(SUBSCRIPTIONS, subscription)
         config = inbox.config
         failed: dict[str, AckResponse] = {}
-        for seconds, ack_ids in (await self._groups(inbox, settlements)).items():
+        late = repeats(settlements)
+        first = [one for at, one in enumerate(settlements) if at not in late]
+        for seconds, ack_ids in (await self._groups(inbox, first)).items():
             failed |= await settle(
                 self._connection,
                 resource,
@@ -128,7 +136,11 @@ class GoogleBroker:
             else:
                 inbox.lending.settled(ack_ids)
         success = AckResponse.SUCCESS
-        return [failed.get(settlement.ack_id, success) for settlement in settlements]
+        again = AckResponse.INVALID if config.enable_exactly_once_delivery else success
+        return [
+            again if at in late else failed.get(settlement.ack_id, success)
+            for at, settlement in enumerate(settlements)
+        ]
 
     async def ping(self) -> float:
         began = self._clock.monotonic()

@@ -87,7 +87,7 @@ class MemoryAdmin:
 
     async def update_subscription(self, config: SubscriptionConfig) -> None:
         state = self._registry.subscription(config.name)
-        state.config.check_change(config)
+        state.config.check_change(config, filter_too=True)
         if config.dead_letter_policy is not None:
             self._registry.topic(config.dead_letter_policy.topic)
         state.reconfigure(config)

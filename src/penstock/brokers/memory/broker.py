@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.broker import Capabilities
 from penstock.brokers.memory.admin import MemoryAdmin
@@ -43,6 +44,7 @@ class MemoryBroker:
         subjects=True,
         work_queues=True,
         updates=True,
+        filter_updates=True,
         detaching=True,
         expiration=True,
         seek=True,
@@ -63,6 +65,8 @@ class MemoryBroker:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
+        if not drafts:
+            return self._nothing()
         receipts = self._registry.topic(topic).append(drafts, self._clock.time_ns())
         self._turn += len(drafts)
         if self._turn >= _PUBLISHES_PER_TURN:
@@ -73,12 +77,20 @@ class MemoryBroker:
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
     ) -> Sequence[Delivery]:
+        if max_messages < 1:
+            return self._nothing()
         return await self._registry.subscription(subscription).pull(max_messages, max_bytes, wait)
 
     async def settle(
         self, subscription: str, settlements: Sequence[Settlement]
     ) -> Sequence[AckResponse]:
+        if not settlements:
+            return self._nothing()
         return self._registry.subscription(subscription).settle(settlements)
+
+    def _nothing(self) -> list[Any]:
+        self._registry.check_open()
+        return []
 
     async def ping(self) -> float:
         self._registry.check_open()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -54,7 +54,8 @@ class SubscriptionState:
         self._clock = clock
         self._ack_ids = ack_ids
         self._dead_letter = dead_letter
-        self._matches = parse_filter(config.filter).matches if config.filter else None
+        self._matches = _matching(config)
+        self._refiltered = False
         self._fresh: deque[Record] = deque()
         self._again: deque[Loan] = deque()
         self._again_next = True
@@ -103,8 +104,6 @@ class SubscriptionState:
     # Records go out on loan.
 
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Delivery]:
-        if max_messages < 1:
-            return []
         self._used_at = self._clock.monotonic()
         until = self._used_at + wait
         while True:
@@ -155,7 +154,7 @@ class SubscriptionState:
                     fresh.appendleft(record)
                 break
             self._again_next = not redelivery
-            if record.publish_time_ns < horizon:
+            if record.publish_time_ns < horizon or (self._refiltered and not self.wants(record)):
                 self._finish(record)
                 continue
             left -= size
@@ -269,7 +268,12 @@ class SubscriptionState:
 
     def reconfigure(self, config: SubscriptionConfig) -> None:
         """What is delivered from now on follows `config`."""
+        matches = _matching(config)
+        self._refiltered |= config.filter != self.config.filter
+        self._matches = matches
         self.config = config
+        if self._refiltered:
+            self._drop_unwanted()
         self._retention_ns = int(config.message_retention * NS)
         self._used_at = self._clock.monotonic()
         self.expire_with(self._expire)
@@ -338,6 +342,16 @@ class SubscriptionState:
         while fresh and fresh[0].publish_time_ns < horizon:
             self._finish(fresh.popleft())
 
+    def _drop_unwanted(self) -> None:
+        """Let go of what its filter no longer lets through; what is elsewhere goes when its turn
+        comes."""
+        for _ in range(len(self._fresh)):
+            record = self._fresh.popleft()
+            if self.wants(record):
+                self._fresh.append(record)
+            else:
+                self._finish(record)
+
     def topic_deleted(self) -> None:
         self._topic_deleted = True
         self._waiters.wake_all()
@@ -374,3 +388,7 @@ class SubscriptionState:
         parked = self._lanes.waiting if self._lanes is not None else 0
         held = len(self._again) + len(self._loans) + len(self._delayed)
         return len(self._fresh) + held + parked
+
+
+def _matching(config: SubscriptionConfig) -> Callable[[Mapping[str, str]], bool] | None:
+    return parse_filter(config.filter).matches if config.filter else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from penstock.broker import SnapshotStatus, SubscriptionStatus, TopicStatus, Unsettled, Usage
+from penstock.brokers.nats import snapshots
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.dead_letters import ADVISORIES, DeadLetterMover
@@ -22,22 +24,21 @@ from penstock.brokers.nats.protocol.configuration import (
     updated_consumer,
     updated_stream,
 )
-from penstock.brokers.nats.protocol.headers import decode_name, encode_name
+from penstock.brokers.nats.protocol.headers import encode_name, own_name
 from penstock.brokers.nats.releases import RELEASES, Releases
 from penstock.clock import NS, Clock, to_ns
-from penstock.config import SubscriptionConfig, TopicConfig
+from penstock.config import SubscriptionConfig, SubscriptionName, TopicConfig
 from penstock.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     NotFoundError,
-    SnapshotNotFoundError,
     SubscriptionNotFoundError,
     TopicNotFoundError,
     UnimplementedError,
 )
 from penstock.rules.filters import parse_filter
 
-_OWN = (ADVISORIES, RELEASES)
+_OWN = (ADVISORIES, RELEASES, snapshots.STREAM)
 
 
 class NatsAdmin:
@@ -48,8 +49,10 @@ class NatsAdmin:
         log: NatsLog,
         mover: DeadLetterMover,
         releases: Releases,
+        kept: snapshots.Snapshots,
         clock: Clock,
     ) -> None:
+        self._snapshots = kept
         self._mover = mover
         self._releases = releases
         self._connection = connection
@@ -83,14 +86,14 @@ class NatsAdmin:
 
     async def list_topics(self) -> Sequence[str]:
         streams = await self._catalogue.all_streams()
-        return sorted(decode_name(name) for name in streams if name not in _OWN)
+        return sorted(own_name(name) for name in streams if name not in _OWN)
 
     async def describe_topic(self, topic: str) -> TopicStatus:
         info = await self._catalogue.stream_info(topic)
         names = await self._catalogue.consumers(encode_name(topic))
         return TopicStatus(
             config=topic_config(info),
-            subscriptions=tuple(sorted(decode_name(name) for name in names)),
+            subscriptions=tuple(sorted(own_name(name) for name in names)),
             published=info["state"]["last_seq"],
         )
 
@@ -101,7 +104,7 @@ class NatsAdmin:
         if config.dead_letter_policy is not None:
             await self._catalogue.stream_info(config.dead_letter_policy.topic)
         try:
-            existing = await self._catalogue.consumer_info(config.name)
+            existing = await self._catalogue.consumer_info(config.address)
         except SubscriptionNotFoundError:
             about = topic_config(topic)
             first = 1 if about.work_queue else topic["state"]["last_seq"] + 1
@@ -132,7 +135,7 @@ class NatsAdmin:
             missing=lambda: TopicNotFoundError(config.topic),
         )
         await self._finish_consumer(consumer_of(info), first)
-        self._catalogue.remember(config.name, info)
+        self._catalogue.remember(info)
 
     async def _finish_consumer(self, consumer: Consumer, first: int) -> None:
         """Advisories first: moving it is what says that it is complete."""
@@ -153,15 +156,19 @@ class NatsAdmin:
         )
 
     async def update_subscription(self, config: SubscriptionConfig) -> None:
-        info = await self._catalogue.consumer_info(config.name)
+        info = await self._catalogue.consumer_info(config.address)
         consumer = consumer_of(info)
-        consumer.config.check_change(config)
+        consumer.config.check_change(config, filter_too=True)
+        routed = topic_config(await self._catalogue.stream_info(config.topic)).routed_attributes
         if config.dead_letter_policy is not None:
             await self._catalogue.stream_info(config.dead_letter_policy.topic)
             await self._mover.prepare(consumer)
             await self._releases.prepare()
-        updated = await self._update(consumer, updated_consumer(info, config))
-        self._catalogue.remember(config.name, updated)
+        updated = await self._update(consumer, updated_consumer(info, config, routed))
+        self._catalogue.changed(updated)
+        if config.dead_letter_policy is None and consumer.config.dead_letter_policy is not None:
+            await self._mover.forget(consumer)
+            await self._releases.forget(consumer)
 
     async def _update(self, consumer: Consumer, config: dict[str, Any]) -> dict[str, Any]:
         return await self._connection.request(
@@ -175,7 +182,7 @@ class NatsAdmin:
 
     async def delete_subscription(self, subscription: str) -> None:
         consumer = await self._catalogue.consumer(subscription)
-        self._catalogue.forget(subscription)
+        self._catalogue.forget(consumer)
         await self._connection.request(
             f"CONSUMER.DELETE.{consumer.stream}.{consumer.name}",
             missing=lambda: SubscriptionNotFoundError(subscription),
@@ -187,11 +194,14 @@ class NatsAdmin:
     async def list_subscriptions(self, topic: str | None = None) -> Sequence[str]:
         if topic is not None:
             return (await self.describe_topic(topic)).subscriptions
-        names: list[str] = []
+        found: list[SubscriptionName] = []
         for stream in await self._catalogue.streams():
             if stream not in _OWN:
-                names += await self._catalogue.consumers(stream)
-        return sorted(decode_name(name) for name in names)
+                names = await self._catalogue.consumers(stream)
+                found += [SubscriptionName(own_name(name), own_name(stream)) for name in names]
+        several = {name for name, count in Counter(found).items() if count > 1}
+        # Those that one topic alone has need no topic to be found.
+        return sorted(one if one in several else one.name for one in found)
 
     async def usage(self) -> Usage:
         told = await self._connection.request("INFO")
@@ -217,41 +227,40 @@ class NatsAdmin:
             unsettled=Unsettled(messages=backlog, leased=info["num_ack_pending"], oldest_age=age),
         )
 
-    async def create_snapshot(self, snapshot: str, subscription: str) -> None:  # noqa: ARG002
-        raise _no_snapshots()
+    async def create_snapshot(self, snapshot: str, subscription: str) -> None:
+        await self._snapshots.create(snapshot, subscription)
 
     async def list_snapshots(self, topic: str | None = None) -> Sequence[str]:
-        if topic is not None:
-            await self._catalogue.stream_info(topic)
-        return ()
+        return await self._snapshots.names(topic)
 
     async def describe_snapshot(self, snapshot: str) -> SnapshotStatus:
-        raise SnapshotNotFoundError(snapshot)
+        return await self._snapshots.describe(snapshot)
 
     async def delete_snapshot(self, snapshot: str) -> None:
-        raise SnapshotNotFoundError(snapshot)
+        await self._snapshots.delete(snapshot)
 
     async def seek(self, subscription: str, to: datetime | str) -> None:
-        if isinstance(to, str):
-            raise _no_snapshots()
-        if not isinstance(to, datetime) or to.tzinfo is None:
-            raise InvalidArgumentError(
-                f"Subscription {subscription!r} seeks to an aware datetime (with a time zone), "
-                f"not {to!r}"
-            )
         info = await self._catalogue.consumer_info(subscription)
         consumer = consumer_of(info)
+        if isinstance(to, str):
+            place = await self._snapshots.place(to, consumer)
+        elif isinstance(to, datetime) and to.tzinfo is not None:
+            place = await self._first_since(consumer.config.topic, to)
+        else:
+            raise InvalidArgumentError(
+                f"Subscription {subscription!r} seeks to a snapshot's name or an aware datetime "
+                f"(with a time zone), not {to!r}"
+            )
         finished = finished_consumer(info)
         if finished is not None:
             await self._update(consumer, finished)
         # What is on loan, or waits to be lent in order, is so no longer.
-        self._catalogue.forget(subscription)
-        record = await self._log.first_since(consumer.config.topic, to_ns(to))
-        if record is None:
-            extent = await self._log.extent(consumer.config.topic)
-            await self._reset(consumer, extent.last + 1)
-        else:
-            await self._reset(consumer, record.sequence)
+        self._catalogue.forget(consumer)
+        await self._reset(consumer, place)
+
+    async def _first_since(self, topic: str, moment: datetime) -> int:
+        record = await self._log.first_since(topic, to_ns(moment))
+        return (await self._log.extent(topic)).end if record is None else record.sequence
 
     async def _exists(self, topic: str) -> bool:
         try:
@@ -263,7 +272,3 @@ class NatsAdmin:
 
 def _exists(kind: str, name: str) -> AlreadyExistsError:
     return AlreadyExistsError(f"{kind} already exists: {name!r}; use it, or delete it first")
-
-
-def _no_snapshots() -> UnimplementedError:
-    return UnimplementedError("JetStream has no snapshots of subscriptions; seek to a time instead")

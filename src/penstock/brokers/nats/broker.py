@@ -22,6 +22,7 @@ from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.configuration import Consumer
 from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_ack_subject
 from penstock.brokers.nats.releases import Releases
+from penstock.brokers.nats.snapshots import Snapshots
 from penstock.clock import NS, Clock, PreciseTime
 from penstock.config import SubscriptionConfig, split_name
 from penstock.errors import (
@@ -43,6 +44,7 @@ from penstock.message import (
     Verb,
 )
 from penstock.rules.filters import parse_filter
+from penstock.rules.repeats import repeats
 
 _DEAD = "CloudPubSubDeadLetterSource"
 # Seconds until a message is looked at again that could not be moved to the dead letters.
@@ -71,8 +73,10 @@ class NatsBroker:
         ttl=True,
         replicas=True,
         updates=True,
+        filter_updates=True,
         expiration=True,
         seek=True,
+        snapshots=True,
         replay=True,
         backlog=True,
     )
@@ -90,13 +94,16 @@ class NatsBroker:
         )
         self._releases = Releases(connection, self._catalogue)
         self._pulling.giving_back = self._releases.giving_back
+        kept = Snapshots(connection, self._catalogue, self.log, self._publishing, clock)
         self.admin = NatsAdmin(
-            connection, self._catalogue, self.log, self._mover, self._releases, clock
+            connection, self._catalogue, self.log, self._mover, self._releases, kept, clock
         )
-        self._loans: dict[str, Loans] = {}
-        self._pushed: dict[str, PushInbox] = {}
-        self._ordered: dict[str, OrderedQueue] = {}
+        # By stream and name of the consumer.
+        self._loans: dict[tuple[str, str], Loans] = {}
+        self._pushed: dict[tuple[str, str], PushInbox] = {}
+        self._ordered: dict[tuple[str, str], OrderedQueue] = {}
         self._catalogue.on_forget = self._forget
+        self._catalogue.on_change = self._reconfigure
         connection.on_denied = self._publishing.denied
 
     @classmethod
@@ -110,6 +117,9 @@ class NatsBroker:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
+        self._connection.wire.check_open()
+        if not drafts:
+            return []
         answers = await self._publishing.publish(topic, drafts)
         if PublishFault in map(type, answers):
             answers = await self._confirm_missing(topic, answers)
@@ -147,16 +157,17 @@ class NatsBroker:
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
     ) -> Sequence[Delivery]:
-        consumer = await self._catalogue.consumer(subscription)
+        self._connection.wire.check_open()
         if max_messages < 1:
             return []
-        if consumer.config.dead_letter_policy is not None:
-            self._mover.watch(consumer)
-            self._releases.follow(consumer)
         until = self._clock.monotonic() + wait
         while True:
             remaining = max(0.0, until - self._clock.monotonic())
             consumer = await self._catalogue.consumer(subscription)
+            self._catalogue.look_again(subscription)
+            if consumer.config.dead_letter_policy is not None:
+                self._mover.watch(consumer)
+                self._releases.follow(consumer)
             try:
                 taken = await self._take(consumer, max_messages, max_bytes, remaining)
             except SubscriptionNotFoundError as missing:
@@ -164,9 +175,11 @@ class NatsBroker:
             if not taken and consumer.config.push is not None:
                 # Nobody tells us when a push consumer is gone: it is just quiet.
                 await self._catalogue.consumer_info(subscription)
+            # It may have been configured anew while we waited.
+            consumer = self._catalogue.latest(consumer)
             deliveries = await self._sifted(consumer, taken)
             if deliveries or self._clock.monotonic() >= until:
-                self._remember(consumer.config, deliveries)
+                self._remember(consumer, deliveries)
                 return deliveries
 
     async def _take(
@@ -198,19 +211,17 @@ class NatsBroker:
         )
 
     def _push_inbox(self, consumer: Consumer) -> PushInbox:
-        name = consumer.config.name
-        inbox = self._pushed.get(name)
+        inbox = self._pushed.get(consumer.key)
         if inbox is None:
             inbox = PushInbox(self._connection.wire, self._pulling)
             inbox.open(consumer)
-            self._pushed[name] = inbox
+            self._pushed[consumer.key] = inbox
         return inbox
 
     def _ordered_queue(self, consumer: Consumer) -> OrderedQueue:
-        name = consumer.config.name
-        queue = self._ordered.get(name)
+        queue = self._ordered.get(consumer.key)
         if queue is None:
-            queue = self._ordered[name] = OrderedQueue(
+            queue = self._ordered[consumer.key] = OrderedQueue(
                 consumer,
                 self._connection.wire,
                 self._pulling,
@@ -220,17 +231,27 @@ class NatsBroker:
             )
         return queue
 
-    def _forget(self, subscription: str) -> None:
+    def _forget(self, consumer: Consumer) -> None:
         """It is gone, or another than it was."""
-        self._loans.pop(subscription, None)
-        queue = self._ordered.pop(subscription, None)
+        self._loans.pop(consumer.key, None)
+        queue = self._ordered.pop(consumer.key, None)
         if queue is not None:
             queue.close()
+
+    def _reconfigure(self, consumer: Consumer) -> None:
+        """It is the same, and has been configured anew."""
+        self._mover.leave(consumer)
+        loans = self._loans.get(consumer.key)
+        if loans is not None:
+            loans.ack_deadline = consumer.config.ack_deadline
+        queue = self._ordered.get(consumer.key)
+        if queue is not None:
+            queue.reconfigure(consumer)
 
     async def _sifted(self, consumer: Consumer, taken: list[Delivery]) -> list[Delivery]:
         """What is to be handed over of what came; nothing of it is lost, however this ends."""
         deliveries = taken
-        queue = self._ordered.get(consumer.config.name)
+        queue = self._ordered.get(consumer.key)
         try:
             if consumer.config.filter:
                 deliveries = await self._filtered(consumer, deliveries)
@@ -282,28 +303,32 @@ class NatsBroker:
     async def settle(
         self, subscription: str, settlements: Sequence[Settlement]
     ) -> Sequence[AckResponse]:
+        self._connection.wire.check_open()
+        if not settlements:
+            return []
         consumer = await self._catalogue.consumer(subscription)
         config = consumer.config
         foreign = foreign_ids(consumer, settlements)
-        loans = self._loans.get(subscription) if needs_loans(config) else None
+        loans = self._loans.get(consumer.key) if needs_loans(config) else None
         responses = [AckResponse.SUCCESS] * len(settlements)
         acks: list[tuple[bytes, bytes]] = []
         now = self._clock.monotonic()
         answered: list[Settlement] = []
+        late = repeats(settlements)
         for at, settlement in enumerate(settlements):
             ack_id = settlement.ack_id
             exactly_once = config.enable_exactly_once_delivery
-            if exactly_once and (loans is None or not loans.is_open(ack_id, now)):
+            if exactly_once and (at in late or loans is None or not loans.is_open(ack_id, now)):
                 responses[at] = AckResponse.INVALID
                 continue
-            if at in foreign:
+            if at in foreign or at in late:
                 continue
             if settlement.verb is Verb.RELEASE:
                 acks += self._releases.giving_back([ack_id.encode()])
             else:
                 acks.append((ack_id.encode(), await self._answer(consumer, settlement, loans)))
             answered.append(settlement)
-        queue = self._ordered.get(subscription)
+        queue = self._ordered.get(consumer.key)
         if acks and (config.enable_exactly_once_delivery or queue is not None):
             # In order, the next of a key goes only when the server is done with the one before.
             if queue is not None:
@@ -412,20 +437,21 @@ class NatsBroker:
 
     async def aclose(self) -> None:
         await self._mover.close()
+        await self._catalogue.close()
         for inbox in self._pushed.values():
             inbox.close()
         for queue in self._ordered.values():
             queue.close()
         await self._connection.close()
 
-    def _remember(self, config: SubscriptionConfig, deliveries: list[Delivery]) -> None:
+    def _remember(self, consumer: Consumer, deliveries: list[Delivery]) -> None:
         """Only where answers need more than the ack id says."""
         if not deliveries:
             return
-        if needs_loans(config):
-            loans = self._loans.get(config.name)
+        if needs_loans(consumer.config):
+            loans = self._loans.get(consumer.key)
             if loans is None:
-                loans = self._loans[config.name] = Loans(config)
+                loans = self._loans[consumer.key] = Loans(consumer.config)
             loans.begin(deliveries, self._clock.monotonic())
 
 

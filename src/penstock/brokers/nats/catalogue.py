@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -17,8 +18,20 @@ from penstock.brokers.nats.protocol.configuration import (
     topic_config,
 )
 from penstock.brokers.nats.protocol.errors import NotClusteredError
-from penstock.brokers.nats.protocol.headers import encode_name
-from penstock.errors import PermissionDeniedError, SubscriptionNotFoundError, TopicNotFoundError
+from penstock.brokers.nats.protocol.headers import NOTHING, encode_name
+from penstock.config import SubscriptionName
+from penstock.errors import (
+    FailedPreconditionError,
+    PenstockError,
+    PermissionDeniedError,
+    SubscriptionNotFoundError,
+    TopicNotFoundError,
+)
+
+# Who receives follows what somebody else changes of a subscription: it is looked at so often.
+_LOOK_AGAIN_AFTER = 5.0
+# Questions under way at once, when all streams are asked for a consumer.
+_AT_ONCE = 64
 
 
 class Routes(msgspec.Struct, frozen=True):
@@ -29,14 +42,21 @@ class Routes(msgspec.Struct, frozen=True):
 
 
 class Catalogue:
-    """Finds streams and consumers, and remembers where they are."""
+    """Finds streams and consumers, and remembers where they are.
+
+    A consumer's name is unique in its stream. So a subscription is looked for in its topic, and
+    where none was named in all of them: then it must be the only one.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._consumers: dict[str, Consumer] = {}
+        self._consumers: dict[tuple[str, str], Consumer] = {}
+        self._looked: dict[tuple[str, str], float] = {}
+        self._looking: set[asyncio.Task[None]] = set()
         self._routes: dict[str, Routes] = {}
         self._asking: dict[str, asyncio.Task[Routes]] = {}
-        self.on_forget: Callable[[str], object] = lambda _: None
+        self.on_forget: Callable[[Consumer], object] = lambda _: None
+        self.on_change: Callable[[Consumer], object] = lambda _: None
 
     async def routes(self, topic: str) -> Routes:
         """How a topic routes. A user who may not ask publishes without routed attributes, which
@@ -53,10 +73,17 @@ class Catalogue:
             known = await asyncio.shield(asking)
         return known
 
+    async def routes_again(self, topic: str) -> Routes:
+        """As the server says now."""
+        self.forget_routes(topic)
+        return await self.routes(topic)
+
     async def _ask_routes(self, topic: str) -> Routes:
         try:
-            config = topic_config(await self.stream_info(topic))
-            known = Routes(config.routed_attributes, config.subjects)
+            info = await self.stream_info(topic)
+            config = topic_config(info)
+            subjects = config.subjects if info["config"].get("subjects") else NOTHING
+            known = Routes(config.routed_attributes, subjects)
         except PermissionDeniedError:
             known = Routes((), (">",))
         self._routes[topic] = known
@@ -70,42 +97,115 @@ class Catalogue:
     def forget_routes(self, topic: str) -> None:
         self._routes.pop(topic, None)
 
+    # Subscriptions.
+
     async def consumer(self, subscription: str) -> Consumer:
-        known = self._consumers.get(subscription)
+        asked = _asked_for(subscription)
+        known = self._consumers.get(asked)
         if known is None:
             try:
-                known = consumer_of(await self.consumer_info(subscription))
+                known = _usable(consumer_of(await self._find(*asked)))
             except PermissionDeniedError:
-                # Pulling needs no more than the name of the stream, if the address tells it.
-                if not self._connection.options.topics:
+                # Pulling needs no more than the name of the stream, if somebody tells it.
+                topic = asked[1] or next(iter(self._connection.options.topics), "")
+                if not topic:
                     raise
-                known = assumed_consumer(self._connection.options.topics[0], subscription)
-            self._consumers[subscription] = known
+                known = assumed_consumer(topic, asked[0])
+            # By its full address as well: that is how it is asked for once it is found.
+            self._consumers[known.config.name, known.config.topic] = known
+            self._consumers[asked] = known
+            self._looked[asked] = asyncio.get_running_loop().time()
         return known
 
-    def forget(self, subscription: str) -> None:
-        self._consumers.pop(subscription, None)
-        self.on_forget(subscription)
-
-    def remember(self, subscription: str, info: dict[str, Any]) -> None:
-        self.forget(subscription)
-        self._consumers[subscription] = consumer_of(info)
-
     async def consumer_info(self, subscription: str) -> dict[str, Any]:
-        """The server's own description; looks through the topics for it."""
-        known = self._consumers.get(subscription)
-        name = encode_name(subscription)
-        streams = [known.stream] if known is not None else await self.streams()
-        for stream in streams:
-            try:
-                return await self._connection.request(
-                    f"CONSUMER.INFO.{stream}.{name}",
-                    missing=lambda: SubscriptionNotFoundError(subscription),
-                )
-            except SubscriptionNotFoundError:
-                continue
-        self.forget(subscription)
-        raise SubscriptionNotFoundError(subscription)
+        """The server's own description; looks for it where it may be."""
+        asked = _asked_for(subscription)
+        known = self._consumers.get(asked)
+        return await (self._find(*asked) if known is None else self.info(known))
+
+    async def info(self, consumer: Consumer) -> dict[str, Any]:
+        """What the server says now of a consumer that was found before."""
+        try:
+            return await self._ask(consumer.stream, consumer.name, consumer.config.name)
+        except SubscriptionNotFoundError:
+            self.forget(consumer)
+            raise
+
+    async def _find(self, name: str, topic: str) -> dict[str, Any]:
+        streams = [encode_name(topic)] if topic else await self.streams()
+        found: list[dict[str, Any]] = []
+        denied: PermissionDeniedError | None = None
+        for at in range(0, len(streams), _AT_ONCE):
+            questions = (
+                self._ask(stream, encode_name(name), name) for stream in streams[at : at + _AT_ONCE]
+            )
+            for answer in await asyncio.gather(*questions, return_exceptions=True):
+                if isinstance(answer, PermissionDeniedError):
+                    denied = answer
+                elif isinstance(answer, dict):
+                    found.append(answer)
+                elif not isinstance(answer, SubscriptionNotFoundError):
+                    raise answer
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise _ambiguous(name, [info["stream_name"] for info in found])
+        raise denied or _missing(name, topic)
+
+    async def _ask(self, stream: str, consumer: str, name: str) -> dict[str, Any]:
+        return await self._connection.request(
+            f"CONSUMER.INFO.{stream}.{consumer}", missing=lambda: SubscriptionNotFoundError(name)
+        )
+
+    def forget(self, consumer: Consumer) -> None:
+        """It is gone, or what was lent of it is nobody's any more."""
+        for asked in [a for a, known in self._consumers.items() if known.key == consumer.key]:
+            del self._consumers[asked]
+        self.on_forget(consumer)
+
+    def remember(self, info: dict[str, Any]) -> None:
+        """It has just been made."""
+        consumer = consumer_of(info)
+        self.forget(consumer)
+        asked = consumer.config.name, consumer.config.topic
+        self._consumers[asked] = consumer
+        self._looked[asked] = asyncio.get_running_loop().time()
+
+    def changed(self, info: dict[str, Any]) -> None:
+        """It is configured like this from now on; what is on loan stays so."""
+        consumer = consumer_of(info)
+        known = [a for a, other in self._consumers.items() if other.key == consumer.key]
+        if any(self._consumers[asked] != consumer for asked in known):
+            self._consumers.update(dict.fromkeys(known, consumer))
+            self.on_change(consumer)
+
+    def latest(self, consumer: Consumer) -> Consumer:
+        """As it is known to be by now."""
+        known = self._consumers.get((consumer.config.name, consumer.config.topic), consumer)
+        return known if known.key == consumer.key else consumer
+
+    def look_again(self, subscription: str) -> None:
+        """Find out in passing whether somebody has changed a subscription that is in use."""
+        asked, now = _asked_for(subscription), asyncio.get_running_loop().time()
+        consumer = self._consumers.get(asked)
+        if consumer is None or now - self._looked.get(asked, now) < _LOOK_AGAIN_AFTER:
+            return
+        self._looked[asked] = now
+        # Owned here: ends with its answer, or in `close`.
+        looking = asyncio.get_running_loop().create_task(self._look(consumer))
+        self._looking.add(looking)
+        looking.add_done_callback(self._looking.discard)
+
+    async def _look(self, consumer: Consumer) -> None:
+        with suppress(PenstockError):
+            self.changed(await self._ask(consumer.stream, consumer.name, consumer.config.name))
+
+    async def close(self) -> None:
+        for looking in self._looking:
+            looking.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
+
+    # Streams.
 
     async def stream_info(self, topic: str) -> dict[str, Any]:
         return await self._connection.request(
@@ -143,3 +243,35 @@ class Catalogue:
             found += page.get(field) or []
             if not page.get(field) or len(found) >= page["total"]:
                 return found
+
+
+def _asked_for(subscription: str) -> tuple[str, str]:
+    """A subscription's name, and its topic if that was said."""
+    if isinstance(subscription, SubscriptionName):
+        return subscription.name, subscription.topic
+    return subscription, ""
+
+
+def _missing(name: str, topic: str) -> SubscriptionNotFoundError:
+    if not topic:
+        return SubscriptionNotFoundError(name)
+    return SubscriptionNotFoundError(
+        name, f"topic {topic!r} has none of this name; create it with `await subscription.create()`"
+    )
+
+
+def _usable(consumer: Consumer) -> Consumer:
+    if consumer.acks_all_before:
+        raise FailedPreconditionError(
+            f"Subscription {consumer.config.name!r} of topic {consumer.config.topic!r} takes an "
+            "ack for all messages before it (ack_policy 'all'), also for those that are not done; "
+            "receive from one with ack_policy 'explicit'"
+        )
+    return consumer
+
+
+def _ambiguous(name: str, streams: list[str]) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"There are several subscriptions {name!r}, in {', '.join(sorted(streams))}; say in which "
+        f"topic: pubsub.subscription({name!r}, topic=…)"
+    )

@@ -63,7 +63,7 @@ class DeadLetterMover:
         self._pulling = pulling
         self._log = log
         self._to_dead_letters = move
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def prepare(self, consumer: Consumer) -> None:
         """Keep the advisories of a subscription from now on."""
@@ -99,21 +99,25 @@ class DeadLetterMover:
             )
 
     async def forget(self, consumer: Consumer) -> None:
-        """The subscription is gone."""
-        task = self._tasks.pop(consumer.config.name, None)
-        if task is not None:
-            task.cancel()
+        """The subscription is gone, or has no dead letters any more."""
+        self.leave(consumer)
         try:
             await self._connection.request(f"CONSUMER.DELETE.{ADVISORIES}.{_name(consumer)}")
         except PenstockError as error:
             _log.debug("No advisories to forget for %r: %s", consumer.config.name, error)
 
     def watch(self, consumer: Consumer) -> None:
-        """Look after a subscription for as long as this connection lasts."""
-        name = consumer.config.name
-        if name not in self._tasks or self._tasks[name].done():
-            # Owned here: `close` and `forget` end it.
-            self._tasks[name] = asyncio.get_running_loop().create_task(self._run(consumer))
+        """Look after a subscription for as long as this connection lasts, or until `leave`."""
+        key = consumer.key
+        if key not in self._tasks or self._tasks[key].done():
+            # Owned here: `close` and `leave` end it.
+            self._tasks[key] = asyncio.get_running_loop().create_task(self._run(consumer))
+
+    def leave(self, consumer: Consumer) -> None:
+        """It is not as it was: whoever receives from it says so again."""
+        task = self._tasks.pop(consumer.key, None)
+        if task is not None:
+            task.cancel()
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())

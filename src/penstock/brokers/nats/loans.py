@@ -20,14 +20,14 @@ class Loans:
     """Open deliveries of a subscription: until when they are ours, and what is in them."""
 
     def __init__(self, config: SubscriptionConfig) -> None:
-        self._ack_deadline = config.ack_deadline
+        self.ack_deadline = config.ack_deadline
         self._ends: Deadlines[str] = Deadlines()
         self._records: dict[str, Record] = {}
         self.moved: set[str] = set()
 
     def begin(self, deliveries: list[Delivery], now: float) -> None:
         self._forget_expired(now)
-        self._ends.add(now + self._ack_deadline, [d.ack_id for d in deliveries])
+        self._ends.add(now + self.ack_deadline, [d.ack_id for d in deliveries])
         self._records.update((d.ack_id, d.record) for d in deliveries)
 
     def is_open(self, ack_id: str, now: float) -> bool:
@@ -39,7 +39,7 @@ class Loans:
 
     def settled(self, settlement: Settlement, now: float) -> None:
         if settlement.verb is Verb.EXTEND and settlement.seconds:
-            self._ends.add(now + self._ack_deadline, [settlement.ack_id])
+            self._ends.add(now + self.ack_deadline, [settlement.ack_id])
         else:
             self._ends.discard(settlement.ack_id)
             self._records.pop(settlement.ack_id, None)

@@ -1,4 +1,7 @@
-"""Reading a stream by sequence, with batched Direct Get: no consumer, nothing to clean up."""
+"""Reading a stream by sequence, with batched Direct Get: no consumer, nothing to clean up.
+
+Streams of others may not allow it. Of those each message is asked for, which takes longer.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from penstock.broker import Extent
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.catalogue import Catalogue
-from penstock.brokers.nats.protocol.configuration import check_direct, extent_of
+from penstock.brokers.nats.protocol.configuration import allows_direct, extent_of
 from penstock.brokers.nats.protocol.errors import odd_status
 from penstock.brokers.nats.protocol.headers import (
     END_OF_BATCH,
@@ -32,6 +35,8 @@ from penstock.rules.filters import parse_filter
 _BATCH = 10_000
 _BATCH_BYTES = 16 * 2**20
 _SLICE = 1_000
+# Requests for single messages under way at once.
+_AT_ONCE = 100
 
 
 class NatsLog:
@@ -39,6 +44,8 @@ class NatsLog:
         self._connection = connection
         self._catalogue = catalogue
         self._pulling = pulling
+        self._indirect: set[str] = set()
+        """Topics of others that cannot be read directly."""
 
     async def extent(self, topic: str) -> Extent:
         return extent_of(await self._catalogue.stream_info(topic))
@@ -69,6 +76,10 @@ class NatsLog:
 
     async def _records(self, topic: str, at: int, last: int) -> AsyncIterator[list[Record]]:
         raws = await self._read(topic, at, last)
+        if topic in self._indirect:
+            async for records in self._one_by_one(topic, at, last):
+                yield records
+            return
         while at <= last:
             if not raws:
                 record = await self._on_leader(topic, {"seq": at})
@@ -89,18 +100,38 @@ class NatsLog:
             finally:
                 following.cancel()
 
+    async def _one_by_one(self, topic: str, at: int, last: int) -> AsyncIterator[list[Record]]:
+        """Where nobody answers direct reads the leader is asked for each message, some at once."""
+        extent = await self.extent(topic)
+        at, last = max(at, extent.first), min(last, extent.last)
+        while at <= last:
+            places = range(at, min(last, at + _AT_ONCE - 1) + 1)
+            found = await asyncio.gather(*(self._message(topic, {"seq": n}) for n in places))
+            records = [record for record in found if record is not None]
+            if records:
+                yield records
+                at = places.stop
+            else:
+                # A gap, perhaps a long one.
+                following = await self._on_leader(topic, {"seq": places.stop})
+                at = last + 1 if following is None else following.sequence
+
     async def _on_leader(self, topic: str, place: dict[str, object]) -> Record | None:
         """The first record from a place on, by the leader's word. Any replica answers other reads,
         and one that is behind knows nothing of the latest messages."""
         try:
-            answer = await self._connection.request(
-                f"STREAM.MSG.GET.{encode_name(topic)}", {**place, "next_by_subj": ">"}
-            )
+            return await self._message(topic, {**place, "next_by_subj": ">"})
+        except PermissionDeniedError:
+            if topic in self._indirect:
+                raise
+            return None  # Then the word of the one who was asked must do.
+
+    async def _message(self, topic: str, place: dict[str, object]) -> Record | None:
+        try:
+            answer = await self._connection.request(f"STREAM.MSG.GET.{encode_name(topic)}", place)
         except NotFoundError:
             await self._catalogue.stream_info(topic)  # It is there: what is missing is the message.
             return None
-        except PermissionDeniedError:
-            return None  # Then the word of the one who was asked must do.
         return answered_record(topic, answer["message"])
 
     async def _read(self, topic: str, first: int, last: int) -> list[Raw]:
@@ -112,10 +143,13 @@ class NatsLog:
         )
 
     async def _get(self, topic: str, request: object, count: int) -> list[Raw]:
+        if topic in self._indirect:
+            return []
         raws, status = await self._pulling.read(direct_get(encode_name(topic)), request, count)
-        if status == NO_RESPONDERS:
-            # The topic is gone, or takes no such requests; or its servers are choosing a leader.
-            check_direct(topic, await self._catalogue.stream_info(topic))
+        # The topic is gone, or takes no such requests; or its servers are choosing a leader.
+        if status == NO_RESPONDERS and not allows_direct(await self._catalogue.stream_info(topic)):
+            self._indirect.add(topic)
+            return []
         if status not in (0, END_OF_BATCH, NO_MESSAGES):
             raise odd_status(f"Reading topic {topic!r}", status)
         return raws

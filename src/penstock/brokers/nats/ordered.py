@@ -143,6 +143,10 @@ class OrderedQueue:
         if self._book.waits:
             self._survey_soon()
 
+    def reconfigure(self, consumer: Consumer) -> None:
+        """The same one, configured anew; what is here and lent stays so."""
+        self._consumer = consumer
+
     def close(self) -> None:
         """Give back what nobody took; nobody waits for more."""
         self._closed = True
@@ -229,7 +233,7 @@ class OrderedQueue:
             request["group"] = self._consumer.group
             if self._pin:
                 request["id"] = self._pin
-        if max_bytes and batch > 1:
+        if max_bytes > 0 and batch > 1:
             request["max_bytes"] = max_bytes
         self._left, self._status = batch, (0, "")
         self._ended = asyncio.get_running_loop().create_future()
@@ -324,7 +328,7 @@ class OrderedQueue:
                 await self._look_up()
             else:
                 before = self._book.ours()
-                info = await self._catalogue.consumer_info(self._consumer.config.name)
+                info = await self._catalogue.info(self._consumer)
                 floor = info["ack_floor"]["stream_seq"]
                 if not self._survey_again:
                     self._book.compare(info["num_ack_pending"], floor, before)
@@ -337,7 +341,7 @@ class OrderedQueue:
 
     async def _look_up(self) -> None:
         before = self._book.ours()
-        info = await self._catalogue.consumer_info(self._consumer.config.name)
+        info = await self._catalogue.info(self._consumer)
         floor, last = info["ack_floor"]["stream_seq"], info["delivered"]["stream_seq"]
         if not self._book.is_all(info["num_ack_pending"], before):
             if last - floor > _MOST_SUSPECTS:

@@ -13,6 +13,7 @@ is skipped, and the refusal is tested instead.
 """
 
 from penstock.testing.conformance.administering import Administering
+from penstock.testing.conformance.changing import Changing
 from penstock.testing.conformance.claims import Claims
 from penstock.testing.conformance.contract import Contract
 from penstock.testing.conformance.dead_letters import DeadLetters
@@ -29,6 +30,7 @@ from penstock.testing.conformance.subjects import Subjects
 
 class BrokerConformance(
     Administering,
+    Changing,
     Claims,
     Contract,
     DeadLetters,

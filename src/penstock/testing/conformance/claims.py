@@ -270,6 +270,13 @@ class Claims:
         await _refused(scene, "updates", lambda: update_subscription(scene.broker, change))
         assert (await sub.describe()).config == before
 
+    @behaviour("updates", lacks="filter_updates")
+    async def test_a_new_filter_of_what_exists_is_refused(self, scene: Scene) -> None:
+        _, sub = await scene.pair()
+        before = (await sub.describe()).config
+        await _refused(scene, "filter_updates", lambda: sub.update(filter="attributes:other"))
+        assert (await sub.describe()).config == before
+
     @behaviour(lacks="detaching")
     async def test_detaching_is_refused_and_nothing_dropped(self, scene: Scene) -> None:
         topic, sub = await scene.pair()

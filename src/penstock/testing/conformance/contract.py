@@ -124,7 +124,31 @@ class Contract:
             )
         assert _data(await scene.pull(sub)) == ["x"]
 
+    @behaviour()
+    async def test_nobody_looks_whether_what_nothing_is_asked_of_is_there(
+        self, scene: Scene
+    ) -> None:
+        name = scene.name("missing")
+        assert list(await scene.broker.publish(name, [])) == []
+        assert list(await scene.broker.settle(name, [])) == []
+        assert not await scene.broker.pull(name, max_messages=0, max_bytes=1000, wait=_LONG)
+
     # Pull.
+
+    @behaviour()
+    async def test_where_there_is_room_for_no_bytes_messages_come_one_by_one(
+        self, scene: Scene
+    ) -> None:
+        topic, sub = await scene.pair()
+        await _publish(scene, topic, "0", "1", "2", "3")
+        seen: list[str] = []
+        for size in (0, -1, 0, -1):
+            taken = await scene.broker.pull(
+                sub.name, max_messages=10, max_bytes=size, wait=10 * scene.second
+            )
+            assert len(taken) == 1
+            seen += _data(taken)
+        assert sorted(seen) == ["0", "1", "2", "3"]
 
     @behaviour()
     async def test_a_pull_returns_with_the_first_message_and_not_when_its_time_is_up(
@@ -254,6 +278,25 @@ class Contract:
                 [response] = await scene.broker.settle(sub.name, [Settlement(ack_id, verb, 5.0)])
                 assert response is AckResponse.INVALID
 
+    @behaviour()
+    async def test_the_first_settlement_of_a_delivery_in_a_call_wins(self, scene: Scene) -> None:
+        topic, sub = await scene.pair(ack_deadline=60 * scene.second)
+        await _publish(scene, topic, "acked", "nacked")
+        lent: dict[str, str] = {}
+        while len(lent) < 2:
+            lent |= {d.record.data.decode(): d.ack_id for d in await scene.pull(sub)}
+        settlements = [
+            Settlement(lent["acked"], Verb.EXTEND, 30.0),
+            Settlement(lent["acked"], Verb.ACK),
+            Settlement(lent["nacked"], Verb.NACK),
+            Settlement(lent["acked"], Verb.NACK),
+            Settlement(lent["nacked"], Verb.ACK),
+        ]
+        responses = await scene.broker.settle(sub.name, settlements)
+        assert list(responses) == [AckResponse.SUCCESS] * 5
+        assert _data(await scene.pull(sub)) == ["nacked"]
+        assert await scene.pull(sub) == []
+
     # The end.
 
     @behaviour()
@@ -284,6 +327,9 @@ class Contract:
         await broker.aclose()
         for call in (
             broker.publish(topic.name, [Draft.of(b"x")]),
+            broker.publish(topic.name, []),
+            broker.settle(sub.name, []),
+            broker.pull(sub.name, max_messages=0, max_bytes=1000, wait=0),
             broker.pull(sub.name, max_messages=1, max_bytes=1000, wait=0),
             broker.pull(sub.name, max_messages=1, max_bytes=1000, wait=_LONG),
             broker.settle(sub.name, [Settlement(delivery.ack_id, Verb.ACK)]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock import Message
-from penstock.message import AckResponse, Verb
+from penstock.message import AckResponse, Settlement, Verb
 from penstock.testing.conformance.harness import Scene, behaviour
 
 
@@ -49,6 +49,22 @@ class ExactlyOnce:
         await topic.publish_message(b"x")
         await scene.eventually(lambda: len(responses) == 3)
         assert responses == [AckResponse.SUCCESS, AckResponse.INVALID, AckResponse.INVALID]
+
+    @behaviour("exactly_once")
+    async def test_settling_twice_in_one_call_is_invalid_the_second_time(
+        self, scene: Scene
+    ) -> None:
+        topic, sub = await scene.pair(enable_exactly_once_delivery=True)
+        await topic.publish_message(b"x")
+        [lent] = await scene.pull(sub)
+        settlements = [
+            Settlement(lent.ack_id, Verb.EXTEND, 30.0),
+            Settlement(lent.ack_id, Verb.ACK),
+            Settlement(lent.ack_id, Verb.ACK),
+            Settlement(lent.ack_id, Verb.EXTEND, 30.0),
+        ]
+        responses = await scene.broker.settle(sub.name, settlements)
+        assert list(responses) == [AckResponse.SUCCESS] * 2 + [AckResponse.INVALID] * 2
 
     @behaviour()
     async def test_without_it_the_answer_is_success(self, scene: Scene) -> None:

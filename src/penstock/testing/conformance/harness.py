@@ -128,8 +128,12 @@ class Scene:
     async def made(self, handle: Made, **options: Any) -> Made:
         """Create it; it is deleted when the behaviour has been tried."""
         await handle.create(**options)
-        self._made.append(handle)
+        self.clean(handle)
         return handle
+
+    def clean(self, handle: Topic | Subscription) -> None:
+        """Delete it when the behaviour has been tried."""
+        self._made.append(handle)
 
     async def pair(self, **options: Any) -> tuple[Topic, Subscription]:
         """A topic and a subscription on it."""

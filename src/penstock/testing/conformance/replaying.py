@@ -9,7 +9,7 @@ import pytest
 
 from penstock import Draft, PreciseTime, Topic
 from penstock.broker import Log
-from penstock.errors import NotFoundError
+from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from penstock.message import AckResponse, Delivery, Record, Verb
 from penstock.testing.conformance.harness import Scene, behaviour
 
@@ -81,6 +81,8 @@ class Replaying:
         await _publish(topic, "acked", "unacked")
         [first, second] = await scene.pull(sub, 2)
         await scene.settle(sub, first, Verb.ACK)
+        if scene.broker.capabilities.backlog:
+            await scene.backlog_becomes(sub, 1)
         snapshot = scene.name("snapshot")
         await sub.create_snapshot(snapshot)
         admin = scene.broker.admin
@@ -103,6 +105,26 @@ class Replaying:
         await scene.pubsub.delete_snapshot(snapshot)
         with pytest.raises(NotFoundError, match=snapshot):
             await sub.seek(snapshot)
+
+    @behaviour("snapshots")
+    async def test_a_snapshot_is_for_every_subscription_of_its_topic_and_no_other(
+        self, scene: Scene
+    ) -> None:
+        topic, sub = await scene.pair()
+        sibling = await scene.subscription(topic)
+        _, stranger = await scene.pair()
+        await _publish(topic, "one")
+        snapshot = scene.name("snapshot")
+        await sub.create_snapshot(snapshot)
+        with pytest.raises(AlreadyExistsError, match=snapshot):
+            await sibling.create_snapshot(snapshot)
+        [delivery] = await scene.pull(sibling)
+        await scene.settle(sibling, delivery, Verb.ACK)
+        await sibling.seek(snapshot)
+        assert [d.record.data for d in await scene.pull(sibling)] == [b"one"]
+        with pytest.raises(InvalidArgumentError):
+            await stranger.seek(snapshot)
+        await scene.pubsub.delete_snapshot(snapshot)
 
     @behaviour("replay")
     async def test_the_log_reads_any_range_in_order(self, scene: Scene) -> None:

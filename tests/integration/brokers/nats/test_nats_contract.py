@@ -1,13 +1,22 @@
 """JetStream's share of the port's contract, where a plain run of the suite does not get to."""
 
 import asyncio
+import base64
 import re
 
 import pytest
 
 from penstock import DeadLetterPolicy, Draft, PreciseTime, PubSub, PushDelivery, Receipt
-from penstock.errors import AlreadyExistsError, ClosedError, UnavailableError
-from penstock.message import PublishFault, Settlement, Verb
+from penstock.brokers.nats import catalogue
+from penstock.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    SnapshotNotFoundError,
+    UnavailableError,
+)
+from penstock.message import AckResponse, PublishFault, Settlement, Verb
 from penstock.testing.faults import faulty_proxy
 from tests.support.servers import NatsServer
 
@@ -222,3 +231,100 @@ async def test_a_pull_that_is_cancelled_while_it_looks_gives_back_what_it_had_ta
         # Its ack deadline is a minute away: it comes only because it was given back.
         [again] = await broker.pull(sub.name, max_messages=1, max_bytes=100, wait=20)
         assert (again.record.data, again.delivery_attempt) == (b"x", 1)
+
+
+async def test_who_receives_follows_what_another_client_changes(server, monkeypatch):
+    monkeypatch.setattr(catalogue, "_LOOK_AGAIN_AFTER", 0.1)
+    async with PubSub(server.url) as receiving, PubSub(server.url) as changing:
+        topic = await receiving.topic("followed").create()
+        sub = await topic.subscription("followed-sub", enable_exactly_once_delivery=True).create()
+        broker = await receiving.broker()
+
+        async def pull():
+            return await broker.pull(sub.name, max_messages=1, max_bytes=1000, wait=0.2)
+
+        await topic.publish_message(b"lent")
+        [lent] = await pull()
+        await changing.subscription(sub.name).update(filter="attributes:wanted", ack_deadline=33)
+        for n in range(100):
+            await topic.publish_message(b"%d" % n)
+            found = await pull()
+            if not found:
+                break
+            await broker.settle(sub.name, [Settlement(found[0].ack_id, Verb.ACK)])
+        assert await pull() == []
+        await topic.publish_message(b"wanted", {"wanted": "yes"})
+        [wanted] = await pull()
+        assert (wanted.record.data, wanted.ack_deadline) == (b"wanted", 33)
+        # What was on loan before is so still.
+        settlements = [Settlement(lent.ack_id, Verb.ACK)]
+        assert await broker.settle(sub.name, settlements) == [AckResponse.SUCCESS]
+
+
+async def test_a_snapshot_that_ran_out_is_gone_and_its_name_free(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("snapped").create()
+        sub = await topic.subscription("snapped-sub").create()
+        await sub.create_snapshot("short-lived~1.0")
+        broker = await pubsub.broker()
+        assert await broker.admin.list_snapshots("snapped") == ["short-lived~1.0"]
+        assert "KV_PENSTOCK-SNAPSHOTS" not in await pubsub.topics()
+        time_ns, week = broker._clock.time_ns, (7 * 86_400 * 10**9)
+        broker._clock.time_ns = lambda: time_ns() + week + 10**9
+        try:
+            with pytest.raises(SnapshotNotFoundError):
+                await sub.seek("short-lived~1.0")
+            assert await broker.admin.list_snapshots() == []
+        finally:
+            broker._clock.time_ns = time_ns
+        await pubsub.delete_snapshot("short-lived~1.0")
+        await sub.create_snapshot("short-lived~1.0")
+        await topic.delete()
+        assert (await broker.admin.describe_snapshot("short-lived~1.0")).topic_deleted
+        again = await pubsub.topic("snapped").create()
+        assert await broker.admin.list_snapshots("snapped") == []
+        sub = await again.subscription("snapped-sub").create()
+        with pytest.raises(InvalidArgumentError, match="another topic"):
+            await sub.seek("short-lived~1.0")
+        await pubsub.delete_snapshot("short-lived~1.0")
+
+
+async def test_the_server_forgets_a_snapshot_when_it_expires(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("forgotten").create()
+        sub = await topic.subscription("forgotten-sub").create()
+        await topic.publish_message(b"x")
+        await sub.create_snapshot("forgotten-snapshot")
+        broker = await pubsub.broker()
+        info = await broker._connection.request(
+            "STREAM.MSG.GET.KV_PENSTOCK-SNAPSHOTS",
+            {"last_by_subj": "$KV.PENSTOCK-SNAPSHOTS.forgotten-snapshot"},
+        )
+        headers = base64.b64decode(info["message"]["hdrs"]).decode()
+        seconds = int(re.search(r"Nats-TTL: (\d+)s", headers)[1])
+        assert 7 * 86_400 - 60 < seconds <= 7 * 86_400
+
+
+async def test_a_snapshot_of_a_work_queue_is_refused(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("snapped-work").create(work_queue=True)
+        sub = await topic.subscription("snapped-work-sub").create()
+        with pytest.raises(FailedPreconditionError, match="work queue"):
+            await sub.create_snapshot("of-a-work-queue")
+
+
+async def test_what_was_acked_out_of_turn_comes_back_with_a_snapshot(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("out-of-turn").create()
+        sub = await topic.subscription("out-of-turn-sub").create()
+        broker = await pubsub.broker()
+        for n in range(3):
+            await topic.publish_message(b"%d" % n)
+        held = await broker.pull(sub.name, max_messages=3, max_bytes=1000, wait=5)
+        [_, second, _] = held
+        await broker.settle(sub.name, [Settlement(second.ack_id, Verb.ACK)])
+        await sub.create_snapshot("out-of-turn-snapshot")
+        await sub.seek("out-of-turn-snapshot")
+        again = await broker.pull(sub.name, max_messages=9, max_bytes=1000, wait=5)
+        assert [d.record.data for d in again] == [b"0", b"1", b"2"]
+        await pubsub.delete_snapshot("out-of-turn-snapshot")

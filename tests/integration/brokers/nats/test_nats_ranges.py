@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -17,6 +18,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from penstock.message import Draft
 from penstock.spark.ranges import PatientRanges
 from tests.support.nats_scenes import api, fill, make
 from tests.support.range_logs import WAYS, read_all_ranges
@@ -158,27 +160,39 @@ def test_a_subject_that_may_not_be_used_is_said(tmp_path):
         log.close()
 
 
-def test_a_stream_that_cannot_be_read_directly_is_said(server, log):
+def test_a_stream_that_cannot_be_read_directly_is_read_through_a_consumer(server, log):
     api(server.url, "STREAM.CREATE.closed", {"name": "closed", "subjects": ["closed"]})
+    began = time.time_ns() // 1000
     fill(server.url, "closed", range(3))
-    for call in (
-        lambda: log.extent("closed"),
-        lambda: list(log.read("closed", 1, 3)),
-        lambda: list(log.read("closed", 1, 3000)),
-    ):
+    assert (log.extent("closed").first, log.extent("closed").last) == (1, 3)
+    for last in (3, 3000):
+        found = [n for columns in log.read("closed", 1, last) for n in columns.sequences]
+        assert found == [1, 2, 3]
+    assert [n for columns in log.read("closed", 2, 2) for n in columns.sequences] == [2]
+    assert log.first_since("closed", began) == 1
+    assert log.first_since("closed", time.time_ns() // 1000) is None
+
+
+def test_a_work_queue_that_cannot_be_read_directly_is_said(server, log):
+    config = {"name": "queue", "subjects": ["queue"], "retention": "workqueue"}
+    api(server.url, "STREAM.CREATE.queue", config)
+    fill(server.url, "queue", range(3))
+    for last in (3, 3000):
         with pytest.raises(FailedPreconditionError, match="set allow_direct"):
-            call()
+            list(log.read("queue", 1, last))
 
 
 @pytest.mark.real_time
-async def test_a_stream_that_cannot_be_read_directly_is_said_by_the_log_too(server):
-    api(server.url, "STREAM.CREATE.shut", {"name": "shut", "subjects": ["shut"]})
+async def test_the_log_reads_it_all_the_same(server):
+    config = {"name": "shut", "subjects": ["shut"], "retention": "workqueue"}
+    api(server.url, "STREAM.CREATE.shut", config)
     broker = await connect(server.url)
     try:
-        with pytest.raises(FailedPreconditionError, match="set allow_direct"):
-            [batch async for batch in broker.log.read("shut", 1, 3)]
+        await broker.publish("shut", [Draft.of(b"x", subject="shut")] * 3)
+        found = [record async for batch in broker.log.read("shut", 1, 3) for record in batch]
     finally:
         await broker.aclose()
+    assert [record.sequence for record in found] == [1, 2, 3]
 
 
 def test_a_consumer_that_is_gone_is_an_outage_and_reading_goes_on(server, log, monkeypatch):

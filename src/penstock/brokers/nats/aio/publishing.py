@@ -19,6 +19,7 @@ from penstock.brokers.nats.protocol.headers import (
     check_subject,
     encode_header,
     status_of,
+    stores,
 )
 from penstock.brokers.nats.protocol.records import unnamed
 from penstock.brokers.nats.protocol.requests import decode_ack, publish_operation, stored
@@ -114,11 +115,17 @@ class Publishing:
             routes = await self._catalogue.routes(topic)
         except TopicNotFoundError as error:
             return [PublishFault(error)] * len(drafts)
+        asked_again = False
         for at, draft in enumerate(drafts):
             try:
                 subject = default
                 if draft.subject or routes.subjects:
-                    subject = check_subject(topic, draft.subject or topic, routes.subjects)
+                    wanted = draft.subject or topic
+                    if not asked_again and not stores(topic, wanted, routes.subjects):
+                        # Its subjects may have changed since we asked.
+                        asked_again = True
+                        routes = await self._catalogue.routes_again(topic)
+                    subject = check_subject(topic, wanted, routes.subjects)
                 elif routes.routed:
                     subject = routed_subject(topic, routes.routed, draft.attributes).encode()
                 header = encode_header(draft)

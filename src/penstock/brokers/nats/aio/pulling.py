@@ -44,6 +44,10 @@ class Inbox:
         self.wanted = 0
         self.status = (0, "")
         self.done: asyncio.Future[None] | None = None
+        self.quiet_after: float | None = None
+        """Seconds without a message after which those that came are enough; None: never."""
+        self.is_cut_short = False
+        """The server still has the last request."""
         self.unsubscribe: Callable[[], None] | None = None
         self.on_stray: Callable[[bytes], None] | None = None
 
@@ -71,6 +75,23 @@ class Inbox:
         self.messages.append((subject, reply, block, payload))
         if len(self.messages) == self.wanted:
             done.set_result(None)
+        elif self.quiet_after is not None and len(self.messages) == 1:
+            self._watch(done, self.quiet_after)
+
+    def _watch(self, done: asyncio.Future[None], seconds: float) -> None:
+        """Look now and then whether more has come."""
+        seen = len(self.messages)
+
+        def look() -> None:
+            if done.done():
+                return
+            if len(self.messages) > seen:
+                self._watch(done, seconds)
+            else:
+                self.is_cut_short = True
+                done.set_result(None)
+
+        asyncio.get_running_loop().call_later(seconds, look)
 
     def _end(
         self, status: tuple[int, str], pending: int | None, done: asyncio.Future[None]
@@ -110,7 +131,18 @@ class Pulling:
         One request for both: the server ends it as soon as it has sent something and has no more.
         """
         await self._wire.until_connected(min(wait, self._wire.timeout))
+        if max_bytes < 1:
+            max_messages, max_bytes = 1, 0  # The server takes 0 for no bound.
+        limits = consumer.limits
+        max_messages = min(max_messages, limits.messages or max_messages)
+        if limits.unsettled:
+            max_messages = min(max_messages, max(1, limits.unsettled // _SIDE_BY_SIDE))
+        max_bytes = min(max_bytes, limits.size or max_bytes)
+        wait = min(wait, limits.seconds or wait)
         with self._inbox() as inbox:
+            # Where only so many may be unsettled, a request is not ended before some are settled,
+            # and those may be the ones that came for it.
+            inbox.quiet_after = _QUIET if limits.unsettled else None
             return await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
 
     def give_back(self, replies: list[bytes]) -> None:
@@ -172,6 +204,10 @@ class Pulling:
             # There are messages, and no more may be unsettled: then the server refuses to let such
             # a request wait. A plain one waits its turn.
             return await self._ask(inbox, consumer, 1, 0, wait, one_shot=False)
+        if code == CONFLICT and text == _NO_ROOM_TO_WAIT:
+            # Others wait already, as many as may. One of them gets what comes.
+            await asyncio.sleep(min(wait, _ASK_AGAIN_AFTER))
+            return []
         failure = ended_by(consumer, code, text)
         if failure is not None:
             raise failure
@@ -203,7 +239,11 @@ class Pulling:
             self._abandon(inbox)
             raise
         self._busy.discard(inbox)
-        self._idle.append(inbox)
+        inbox.quiet_after = None
+        if inbox.is_cut_short and inbox.unsubscribe is not None:
+            inbox.unsubscribe()  # As when it is abandoned, but that what came is taken.
+        else:
+            self._idle.append(inbox)
 
     def _take_inbox(self) -> Inbox:
         self._wire.check_connected()
@@ -233,6 +273,12 @@ class Pulling:
 
 
 _OTHERS_WAIT = "Requests Pending"
+_NO_ROOM_TO_WAIT = "Exceeded MaxWaiting"
+_ASK_AGAIN_AFTER = 0.25
+# Of a consumer with such a limit, requests side by side are to leave room for each other; and what
+# has come for one is handed over when nothing followed for so long.
+_SIDE_BY_SIDE = 5
+_QUIET = 0.05
 # The request has ended and nothing else: whoever asks again is answered by the next leader.
 _PASSING = ("Batch Completed", "Leadership Change", "Server Shutdown")
 

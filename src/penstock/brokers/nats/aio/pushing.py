@@ -13,7 +13,9 @@ from collections.abc import Callable
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.aio.wire import Wire, closed_error
 from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.headers import IDLE, stalled_of, status_of
 from penstock.brokers.nats.protocol.records import Raw
+from penstock.brokers.nats.protocol.requests import publish_operation
 
 
 class PushInbox:
@@ -64,3 +66,8 @@ class PushInbox:
         if reply.startswith(b"$JS.ACK."):
             self._waiting.append((subject, reply, block, payload))
             self._news.set()
+            return
+        # A consumer with flow control sends no more until it is told that we have got so far.
+        answer_to = (reply or stalled_of(block)) if status_of(block)[0] == IDLE else b""
+        if answer_to:
+            self._wire.post([publish_operation(answer_to, b"", b"", b"")])

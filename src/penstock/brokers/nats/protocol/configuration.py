@@ -7,15 +7,17 @@ from typing import Any
 import msgspec
 
 from penstock.broker import Extent
-from penstock.brokers.nats.protocol.headers import decode_name, encode_name
+from penstock.brokers.nats.protocol.headers import encode_name, own_name
 from penstock.clock import NS
 from penstock.config import (
     DAY,
     DeadLetterPolicy,
     PushDelivery,
     RetryPolicy,
+    ServerName,
     SubscriptionConfig,
     TopicConfig,
+    is_name,
 )
 from penstock.errors import FailedPreconditionError
 from penstock.rules.filters import parse_filter
@@ -30,6 +32,16 @@ REPLICAS = 3
 two, which nobody needs who did not ask."""
 
 
+class PullLimits(msgspec.Struct, frozen=True):
+    """What a consumer lets a request ask for; 0: anything."""
+
+    messages: int = 0
+    seconds: float = 0.0
+    size: int = 0
+    unsettled: int = 0
+    """How many messages the consumer lends at a time, to all together."""
+
+
 class Consumer(msgspec.Struct, frozen=True):
     """Where a subscription lives."""
 
@@ -38,6 +50,14 @@ class Consumer(msgspec.Struct, frozen=True):
     config: SubscriptionConfig
     group: str = ""
     """Of whose clients one is served at a time; empty: all are."""
+    limits: PullLimits = PullLimits()
+    acks_all_before: bool = False
+    """An ack of one message is an ack of all before it."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What no other consumer has, whatever its configuration."""
+        return self.stream, self.name
 
 
 def stream_config(config: TopicConfig) -> dict[str, Any]:
@@ -77,8 +97,8 @@ def updated_stream(info: dict[str, Any], config: TopicConfig) -> dict[str, Any]:
     """A stream as it is, but for what of a topic's configuration is new: what is not ours, and what
     a topic cannot say exactly, stays."""
     now, before, wanted = info["config"], stream_config(topic_config(info)), stream_config(config)
-    keys = ("max_age", "duplicate_window", "subjects")
-    changed = {key: wanted[key] for key in keys if wanted[key] != before[key]}
+    keys = ("max_age", "duplicate_window", "subjects", "num_replicas")
+    changed = {key: wanted[key] for key in keys if wanted.get(key, before[key]) != before[key]}
     if wanted["metadata"] != before["metadata"]:
         changed["metadata"] = {**(now.get("metadata") or {}), **wanted["metadata"]}
     return {**now, **changed}
@@ -113,10 +133,19 @@ def extent_of(info: dict[str, Any]) -> Extent:
     )
 
 
+def allows_direct(info: dict[str, Any]) -> bool:
+    """The server answers Direct Get for this stream."""
+    return bool(info["config"].get("allow_direct"))
+
+
+class NoDirectReadsError(FailedPreconditionError):
+    """A stream of others, whose messages cannot be read past its consumers."""
+
+
 def check_direct(topic: str, info: dict[str, Any]) -> None:
     """Raise when the server would answer no Direct Get for this stream."""
-    if not info["config"].get("allow_direct"):
-        raise FailedPreconditionError(
+    if not allows_direct(info):
+        raise NoDirectReadsError(
             f"Topic {topic!r} cannot be read directly; set allow_direct on its stream"
         )
 
@@ -130,9 +159,9 @@ def topic_config(info: dict[str, Any]) -> TopicConfig:
     config = info["config"]
     marked = _marked(config)
     return TopicConfig(
-        name=decode_name(config["name"]),
+        name=own_name(config["name"]),
         message_retention=marked.get("retention", min(config["max_age"] / NS, 31 * DAY)),
-        duplicate_window=marked.get("duplicates", config.get("duplicate_window", 0) / NS),
+        duplicate_window=marked.get("duplicates", min(config.get("duplicate_window", 0) / NS, DAY)),
         routed_attributes=tuple(marked.get("routed", ())),
         replicas=config.get("num_replicas", 1),
         subjects=_subjects_of(config),
@@ -142,7 +171,7 @@ def topic_config(info: dict[str, Any]) -> TopicConfig:
 
 def _subjects_of(config: dict[str, Any]) -> tuple[str, ...]:
     subjects = config.get("subjects") or []
-    own = subjects == _own_subjects(decode_name(config["name"]))
+    own = subjects == _own_subjects(own_name(config["name"]))
     return () if own else tuple(subjects)
 
 
@@ -159,7 +188,7 @@ def consumer_config(
         "ordering": config.message_ordering,
         "exactly_once": config.enable_exactly_once_delivery,
         "filter": config.filter,
-        "dead_letters": policy and [policy.topic, policy.max_delivery_attempts],
+        "dead_letters": policy and [str(policy.topic), policy.max_delivery_attempts],
         "retry": retry and [retry.minimum_backoff, retry.maximum_backoff],
         "retain_acked": config.retain_acked_messages,
         "retention": config.message_retention,
@@ -193,13 +222,15 @@ def _filtered(subjects: list[str]) -> dict[str, Any]:
     return {"filter_subjects": subjects} if subjects else {}
 
 
-def updated_consumer(info: dict[str, Any], config: SubscriptionConfig) -> dict[str, Any]:
+def updated_consumer(
+    info: dict[str, Any], config: SubscriptionConfig, routed: tuple[str, ...]
+) -> dict[str, Any]:
     """A consumer as it is, but for what of a subscription's configuration is new. Where it begins
-    and what it lets through stay."""
-    now = info["config"]
+    stays."""
+    now, known = info["config"], consumer_of(info).config
     begins = int(_marked(now).get("begins", 1))
-    before = consumer_config(consumer_of(info).config, (), begins)
-    wanted = consumer_config(config, (), begins)
+    before = consumer_config(known, routed, begins)
+    wanted = consumer_config(config, routed, begins)
     changed = {
         key: wanted[key] for key in ("ack_wait", "max_deliver") if wanted[key] != before[key]
     }
@@ -208,9 +239,18 @@ def updated_consumer(info: dict[str, Any], config: SubscriptionConfig) -> dict[s
         changed["inactive_threshold"] = ends
     if wanted["metadata"] != before["metadata"]:
         changed["metadata"] = {**(now.get("metadata") or {}), **wanted["metadata"]}
+    if config.filter != known.filter:
+        filtered = {key: wanted[key] for key in _FILTERS if key in wanted}
+        if not filtered and any(now.get(key) for key in _FILTERS):
+            # All it has, in so many words: a consumer whose subjects are just taken away is not
+            # told of new messages while somebody waits for them.
+            filtered = _filtered(_own_subjects(config.topic))
+        now = {key: value for key, value in now.items() if key not in _FILTERS}
+        changed |= filtered
     return {**now, **changed}
 
 
+_FILTERS = ("filter_subject", "filter_subjects")
 # A pull takes no more than it asks for; a push is bounded by what may be unsettled.
 _PULLED = {"max_ack_pending": -1, "max_waiting": 512}
 _PUSHED_AT_MOST = 1000
@@ -254,15 +294,13 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
         info["stream_name"],
         info["name"],
         SubscriptionConfig(
-            name=decode_name(info["name"]),
-            topic=decode_name(info["stream_name"]),
+            name=own_name(info["name"]),
+            topic=own_name(info["stream_name"]),
             ack_deadline=min(config.get("ack_wait", 30 * NS) / NS, 600.0),
             message_ordering=marked.get("ordering", False),
             enable_exactly_once_delivery=marked.get("exactly_once", False),
             filter=marked.get("filter", ""),
-            dead_letter_policy=DeadLetterPolicy(topic=dead[0], max_delivery_attempts=dead[1])
-            if dead
-            else None,
+            dead_letter_policy=_dead_letter_policy(*dead) if dead else None,
             retry_policy=RetryPolicy(minimum_backoff=retry[0], maximum_backoff=retry[1])
             if retry
             else None,
@@ -278,7 +316,19 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             subjects=_seen_subjects(config, marked),
         ),
         next(iter(config.get("priority_groups") or ()), ""),
+        PullLimits(
+            config.get("max_batch", 0),
+            config.get("max_expires", 0) / NS,
+            config.get("max_bytes", 0),
+            max(config.get("max_ack_pending", 0), 0),
+        ),
+        config.get("ack_policy") == "all",
     )
+
+
+def _dead_letter_policy(topic: str, attempts: int) -> DeadLetterPolicy:
+    known = topic if is_name(topic) else ServerName(topic)
+    return DeadLetterPolicy(topic=known, max_delivery_attempts=attempts)
 
 
 def _seen_subjects(config: dict[str, Any], marked: dict[str, Any]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from penstock.config import ServerName, is_name
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
 from penstock.rules.wildcards import matches
@@ -25,11 +26,21 @@ _TOKEN = re.compile(r"[!#$&'*+\-.^_`|~0-9A-Za-z]+")
 _SAFE = "!#$&'*+-.^_`|~"
 # How the server ends an answer, or says that there is none.
 END_OF_BATCH, NO_MESSAGES, TIMED_OUT, CONFLICT, NO_RESPONDERS = 204, 404, 408, 409, 503
+_SERVER_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
+# What a consumer says that sends nothing now.
+IDLE = 100
 _SUBJECT = re.compile(r"[^\s.*>\x00-\x1f\x7f]+(\.[^\s.*>\x00-\x1f\x7f]+)*")
 
 
 def encode_name(name: str) -> str:
     """A topic or subscription as the name of a stream or consumer: no dots, no slashes."""
+    if isinstance(name, ServerName):
+        if not _SERVER_NAME.fullmatch(name):
+            raise InvalidArgumentError(
+                f"No stream or consumer can be called {str(name)!r}: a NATS server takes no "
+                "spaces and none of . * > / and \\"
+            )
+        return str(name)
     return name.replace("%", "%25").replace(".", "%2E").replace("/", "%2F")
 
 
@@ -37,18 +48,39 @@ def decode_name(name: str) -> str:
     return name.replace("%2F", "/").replace("%2E", ".").replace("%25", "%")
 
 
+@lru_cache(maxsize=4096)
+def own_name(name: str) -> str:
+    """What a stream or consumer is called here. What others named so that it cannot be one of ours
+    keeps its name."""
+    decoded = decode_name(name)
+    is_ours = is_name(decoded) and encode_name(decoded) == name
+    return decoded if is_ours else ServerName(name)
+
+
+NOTHING = ("",)
+"""The subjects of a topic that has none: a copy of others."""
+
+
+def stores(topic: str, subject: str, subjects: Sequence[str] = ()) -> bool:
+    """A topic has this subject: one inside it, or one of its `subjects` if they are others."""
+    if subjects:
+        return any(matches(pattern, subject) for pattern in subjects)
+    return subject == topic or subject.startswith(f"{topic}.")
+
+
 def check_subject(topic: str, subject: str, subjects: Sequence[str] = ()) -> bytes:
     """A draft's subject inside its topic, or among the topic's `subjects`, else
     `InvalidArgumentError`."""
-    if subjects:
-        if not any(matches(pattern, subject) for pattern in subjects):
-            raise InvalidArgumentError(
-                f"Topic {topic!r} stores {', '.join(subjects)}, and not {subject!r}"
-            )
-    elif subject != topic and not subject.startswith(f"{topic}."):
+    if subjects == NOTHING:
         raise InvalidArgumentError(
-            f"Subject {subject!r} is not inside topic {topic!r}: it must be {topic!r} or begin "
-            f"with '{topic}.'"
+            f"Topic {topic!r} stores nothing that is published to it: it copies other streams"
+        )
+    if not stores(topic, subject, subjects):
+        raise InvalidArgumentError(
+            f"Topic {topic!r} stores {', '.join(subjects)}, and not {subject!r}"
+            if subjects
+            else f"Subject {subject!r} is not inside topic {topic!r}: it must be {topic!r} or "
+            f"begin with '{topic}.'"
         )
     if not _SUBJECT.fullmatch(subject):
         raise InvalidArgumentError(
@@ -99,13 +131,14 @@ def encode_header(draft: Draft) -> bytes:
 
 
 def decode_header(block: bytes) -> dict[str, str]:
-    """Every header of a block, reserved ones included."""
-    found = {}
+    """Every header of a block, reserved ones included; repeated ones as one, as in `describe`."""
+    found: dict[str, str] = {}
     for line in block[:-4].split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name:
-            text = value[1:] if value.startswith(b" ") else value
-            found[name.decode(errors="replace")] = text.decode(errors="replace")
+            key = name.decode(errors="replace")
+            text = (value[1:] if value.startswith(b" ") else value).decode(errors="replace")
+            found[key] = f"{found[key]}, {text}" if key in found else text
     return found
 
 
@@ -127,6 +160,11 @@ def pending_of(block: bytes) -> int | None:
     return int(digits) if found and digits.isdigit() else None
 
 
+def stalled_of(block: bytes) -> bytes:
+    """Whom a heartbeat wants to be told that we are there, because its consumer waits for us."""
+    return block.partition(b"\r\nNats-Consumer-Stalled: ")[2].partition(b"\r")[0]
+
+
 def pin_of(block: bytes) -> str:
     """Which client of a consumer is served, as its messages say; empty when they do not."""
     _, found, rest = block.rpartition(b"\r\nNats-Pin-Id: ")
@@ -144,12 +182,15 @@ class Described(NamedTuple):
 def describe(block: bytes) -> Described:
     """The reserved headers that we know, and what the publisher set: all that are not reserved."""
     message_id, ordering_key = "", None
-    attributes = {}
+    attributes: dict[str, str] = {}
     for line in block[len(HEADER_BLOCK) : -4].split(b"\r\n"):
         name, _, value = line.partition(b":")
         text = (value[1:] if value[:1] == b" " else value).decode(errors="replace")
         attribute = _attribute(name)
         if attribute:
+            if attribute in attributes:
+                # Repeated by another client. As in HTTP, one value that holds them all.
+                text = f"{attributes[attribute]}, {text}"
             attributes[attribute] = text
         elif name in _MESSAGE_IDS:
             message_id = text

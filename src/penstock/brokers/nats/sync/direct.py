@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.brokers.nats.protocol.configuration import check_direct
+from penstock.brokers.nats.protocol.configuration import NoDirectReadsError, check_direct
 from penstock.brokers.nats.protocol.errors import odd_status
 from penstock.brokers.nats.protocol.headers import (
     END_OF_BATCH,
@@ -41,11 +41,14 @@ class DirectReader:
             info = connection.request(
                 f"STREAM.INFO.{self._stream}", missing=lambda: TopicNotFoundError(self._topic)
             )
-        check_direct(self._topic, info)
         return info
 
     def first_since(self, moment_us: int) -> int | None:
-        found = self._get({"start_time": moment_text(moment_us * 1000), "batch": 1})
+        place = {"start_time": moment_text(moment_us * 1000)}
+        try:
+            found = self._get({**place, "batch": 1})
+        except NoDirectReadsError:
+            return self._next_on_leader(place, "")
         return found.sequences[0] if found else None
 
     def read(self, first: int, last: int, subject: str = "") -> Iterator[Columns]:
@@ -68,14 +71,14 @@ class DirectReader:
 
     def _check_end(self, at: int, last: int, subject: str) -> None:
         """A replica answers, and may be behind: the leader knows where the stream ends."""
-        following = self._next_on_leader(at, subject)
+        following = self._next_on_leader({"seq": at}, subject)
         if following is not None and following <= last:
             raise UnavailableError(
                 f"Topic {self._topic!r}: the replica that was asked is behind sequence {following}"
             )
 
-    def _next_on_leader(self, at: int, subject: str) -> int | None:
-        request = {"seq": at, "next_by_subj": subject or ">"}
+    def _next_on_leader(self, place: dict[str, Any], subject: str) -> int | None:
+        request = {**place, "next_by_subj": subject or ">"}
         with self._link.use() as connection:
             try:
                 answer = connection.request(f"STREAM.MSG.GET.{self._stream}", request)
@@ -91,7 +94,7 @@ class DirectReader:
             status = connection.receive_into(parser)
         if status == NO_RESPONDERS:
             # The topic is gone, or takes no such requests; or its servers are choosing a leader.
-            self.info()
+            check_direct(self._topic, self.info())
         if status not in (END_OF_BATCH, NO_MESSAGES):
             raise odd_status(f"Reading topic {self._topic!r}", status)
         return parser.columns

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.broker import Extent, Mark
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.configuration import (
+    NoDirectReadsError,
     extent_of,
     keeps_by_limits,
     topic_config,
@@ -78,20 +79,26 @@ class NatsRangeLog:
         is_long = last - first + 1 >= WORTH_A_CONSUMER
         info = direct.info() if is_long or tree is not None else {}
         subjects = narrowed(topic, info, tree) if tree is not None else ()
+        passing = PassingConsumer(self._link, topic, subjects, headers=headers)
         if is_long and keeps_by_limits(info):
-            consumer = PassingConsumer(self._link, topic, subjects, headers=headers)
             try:
-                for columns in consumer.read(first, last):
+                for columns in passing.read(first, last):
                     first = columns.sequences[-1] + 1
                     yield columns
             except PermissionDeniedError:
                 pass  # This user may read and make no consumers.
             else:
                 return
-        if len(subjects) > 1:
-            yield from merged([direct.read(first, last, subject) for subject in subjects])
-        else:
-            yield from direct.read(first, last, *subjects)
+        try:
+            if len(subjects) > 1:
+                yield from merged([direct.read(first, last, subject) for subject in subjects])
+            else:
+                yield from direct.read(first, last, *subjects)
+        except NoDirectReadsError:
+            # Said of the first read, so nothing was given yet.
+            if not keeps_by_limits(direct.info()):
+                raise
+            yield from passing.read(first, last)
 
 
 def narrowed(topic: str, info: dict[str, Any], tree: Filter) -> tuple[str, ...]:
