@@ -77,13 +77,16 @@ THEIRS = [
 ]
 
 
-def parse(pieces):
+def parse(pieces, *, at_once=False):
+    """What becomes of pieces; `at_once`: those that nobody has to wait for are taken before."""
     client, ours = Client(), []
     parser = LeanParser(client, {b"7": lambda *message: ours.append(message)})
 
     async def feed():
         for piece in pieces:
-            await parser.parse(piece)
+            rest = parser.feed(piece) if at_once else piece
+            if rest or not at_once:
+                await parser.parse(rest)
 
     run_virtual(feed())
     return ours, client.calls
@@ -97,11 +100,28 @@ def test_a_stream_byte_by_byte():
     assert parse([STREAM[n : n + 1] for n in range(len(STREAM))]) == (OURS, THEIRS)
 
 
-@given(st.lists(st.integers(0, len(STREAM)), max_size=12).map(sorted))
-def test_a_stream_cut_anywhere(cuts):
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12).map(sorted), st.booleans())
+def test_a_stream_cut_anywhere(cuts, at_once):
     edges = [0, *cuts, len(STREAM)]
     pieces = [STREAM[a:b] for a, b in pairwise(edges)]
-    assert parse(pieces) == (OURS, THEIRS)
+    assert parse(pieces, at_once=at_once) == (OURS, THEIRS)
+
+
+def test_what_is_ours_is_handed_over_without_waiting_up_to_what_is_not():
+    ours = []
+    parser = LeanParser(Client(), {b"7": lambda *message: ours.append(message)})
+    message = b"MSG orders 7 2\r\nhi\r\n"
+    assert parser.feed(message + message[:9]) == b""
+    assert parser.feed(message[9:] + b"PING\r\n" + message) == b"PING\r\n" + message
+    assert ours == [(b"orders", b"", b"", b"hi")] * 2
+
+
+def test_messages_go_before_answers_that_came_with_them():
+    order = []
+    parser = LeanParser(Client(), {b"7": lambda *_: order.append("message")})
+    parser.alike = (re.compile(rb"MSG in\.(\d) 8 0\r\n\r\n"), order.append)
+    parser.feed(b"MSG in.1 8 0\r\n\r\nMSG orders 7 0\r\n\r\nMSG in.2 8 0\r\n\r\n")
+    assert order == ["message", [(b"1",), (b"2",)]]
 
 
 def test_an_error_nats_py_does_not_know_is_a_reason_to_connect_anew():

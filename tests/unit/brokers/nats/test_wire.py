@@ -1,8 +1,10 @@
 """What goes out on the wire, and on whose insides it stands."""
 
+import asyncio
+
 import pytest
 
-from penstock.brokers.nats.aio.client import SteadyClient, check_compatible
+from penstock.brokers.nats.aio.client import Shortcut, SteadyClient, check_compatible
 from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.protocol.requests import publish_operation
 
@@ -27,3 +29,49 @@ def test_a_nats_py_we_do_not_know_is_refused(monkeypatch):
     monkeypatch.delattr(nats.aio.client.Client, "_process_msg")
     with pytest.raises(Exception, match="_process_msg"):
         check_compatible()
+
+
+class Transport:
+    """As much of a transport as decides who is told of what comes."""
+
+    def __init__(self, protocol):
+        self.protocol = protocol
+
+    def get_protocol(self):
+        return self.protocol
+
+    def set_protocol(self, protocol):
+        self.protocol = protocol
+
+
+async def test_what_comes_goes_past_the_reader_unless_that_is_behind():
+    reader = asyncio.StreamReader()
+    transport = Transport(asyncio.StreamReaderProtocol(reader))
+    fed = []
+
+    def feed(data):
+        fed.append(data)
+        return b"" if data.startswith(b"ours") else data
+
+    shortcut = Shortcut(reader, transport, feed, left=0)
+    for data in (b"ours 1", b"theirs", b"ours 2"):
+        transport.protocol.data_received(data)
+    assert fed == [b"ours 1", b"theirs"], "the second of ours must not overtake theirs"
+    read = await reader.read(1000)
+    assert read == b"theirsours 2"
+    shortcut.left -= len(read)
+    transport.protocol.data_received(b"ours 3")
+    assert fed[2:] == [b"ours 3"]
+
+
+async def test_nonsense_on_the_short_way_is_told_to_the_reader():
+    reader = asyncio.StreamReader()
+    transport = Transport(asyncio.StreamReaderProtocol(reader))
+
+    def feed(_):
+        raise ValueError("nonsense")
+
+    Shortcut(reader, transport, feed, left=0)
+    transport.protocol.data_received(b"x")
+    with pytest.raises(ValueError, match="nonsense"):
+        await reader.read(1000)

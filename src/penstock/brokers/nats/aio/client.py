@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -26,6 +27,8 @@ from penstock.errors import InternalError, UnavailableError
 
 if TYPE_CHECKING:
     from nats.aio.transport import Transport
+
+    from penstock.brokers.nats.aio.parser import LeanParser
 
 _log = logging.getLogger("penstock")
 _PING, _PONG = b"PING\r\n", b"PONG\r\n"
@@ -54,6 +57,50 @@ def check_compatible() -> None:
                     f"This version of nats-py has no {kind.__name__}.{name}; install the version "
                     "that penstock[nats] asks for"
                 )
+
+
+class Shortcut(asyncio.Protocol):
+    """From the socket past nats-py's reader: `feed` handles what comes where it comes, a turn of
+    the loop before a task that reads could. What it returns is for the reader, and while that has
+    some `left`, everything is, so that the order stays."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        transport: asyncio.Transport,
+        feed: Callable[[bytes], bytes],
+        *,
+        left: int,
+    ) -> None:
+        self._reader = reader
+        self._feed = feed
+        self.left = left
+        # It knows who waits to write, and who waits for the end.
+        self._streams = cast("asyncio.StreamReaderProtocol", transport.get_protocol())
+        transport.set_protocol(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.left:
+            try:
+                data = self._feed(data)
+            except Exception as error:
+                self._reader.set_exception(error)
+                return
+        if data:
+            self.left += len(data)
+            self._streams.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._streams.eof_received()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._streams.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        self._streams.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._streams.resume_writing()
 
 
 class SteadyClient(nats.aio.client.Client):
@@ -156,13 +203,19 @@ class SteadyClient(nats.aio.client.Client):
 
     async def _read_loop(self) -> None:
         # Not the transport, which is another connection's after the next reconnect.
-        reader = self.io._io_reader  # type: ignore[attr-defined]
+        reader, writer = self.io._io_reader, self.io._io_writer  # type: ignore[attr-defined]
+        shortcut: Shortcut | None = None
         try:
             while self._is_reading() and not (self.is_closed or self.is_reconnecting):
                 data = await reader.read(_RECEIVE)
                 if not data:
                     raise nats.errors.UnexpectedEOF
+                if shortcut is None and len(data) < _RECEIVE:
+                    # Nothing is left in the reader: what comes from here on may be taken before it.
+                    shortcut = Shortcut(reader, writer.transport, self._feed, left=len(data))
                 await self._ps.parse(data)
+                if shortcut is not None:
+                    shortcut.left -= len(data)
         except Exception as error:
             if not isinstance(error, OSError | nats.errors.Error):
                 _log.error("Reading from the NATS server failed", exc_info=error)
@@ -170,6 +223,10 @@ class SteadyClient(nats.aio.client.Client):
                 _log.warning("%s", error)
             if self._is_reading():
                 await self._process_op_err(error)
+
+    def _feed(self, data: bytes) -> bytes:
+        """What is for the read loop of data that has just come."""
+        return cast("LeanParser", self._ps).feed(data) if self.is_connected else data
 
     def _is_reading(self) -> bool:
         """The current task is the one that reads."""

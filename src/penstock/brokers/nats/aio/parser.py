@@ -24,14 +24,15 @@ Sink: TypeAlias = Callable[[bytes, bytes, bytes, bytes], None]
 RunSink: TypeAlias = Callable[[list[tuple[bytes, ...]]], None]
 """Called with a run of messages that look alike: the groups of the pattern, for each."""
 
+_NEVER = re.compile(rb"(?!)")
 _KNOWN_ERRORS = ("stale connection", "permissions violation")
 
 
 class LeanParser(Parser):
     """Reads the wire protocol in place of nats-py's own parser.
 
-    Messages of registered subscriptions go to their sinks; all else is nats-py's. Raises
-    `UnavailableError`, which ends the connection, for what no server says.
+    Messages of registered subscriptions go to their sinks; all else is nats-py's, and awaited.
+    Raises `UnavailableError`, which ends the connection, for what no server says.
     """
 
     def __init__(self, client: nats.aio.client.Client, sinks: dict[bytes, Sink]) -> None:
@@ -50,67 +51,106 @@ class LeanParser(Parser):
         self._chunks: list[bytes] = []
         self._missing = 0
 
+    def feed(self, data: bytes) -> bytes:
+        """Hand over messages of ours until something else comes: returns that and all behind it,
+        which is for `parse`."""
+        data = self._with_rest(data)
+        if not data:
+            return b""
+        resets = self._resets
+        at, is_other = self._hand_over(data, 0)
+        if resets != self._resets:
+            return b""
+        self._rest = b"" if is_other else data[at:]
+        return data[at:] if is_other else b""
+
     async def parse(self, data: bytes = b"") -> None:
+        data = self._with_rest(data)
+        at, resets = 0, self._resets
+        while data:
+            at, is_other = self._hand_over(data, at)
+            if is_other and resets == self._resets:
+                at = await self._leave(data, at)
+            if not is_other or resets != self._resets:
+                break
+        if resets == self._resets and data:
+            self._rest = data[at:]
+
+    def _with_rest(self, data: bytes) -> bytes:
+        """What there is to parse; nothing while a large payload is not complete."""
         if self._missing > 0:
-            # A large payload: gather its parts and join them once.
+            # Its parts are gathered and joined once.
             self._chunks.append(data)
             self._missing -= len(data)
             if self._missing > 0:
-                return
+                return b""
             data = b"".join((self._rest, *self._chunks))
             self._chunks.clear()
         elif self._rest:
             data = self._rest + data
-        resets = self._resets
-        at = await self._consume(data)
-        if resets == self._resets:
-            self._rest = data[at:]
-
-    async def _consume(self, data: bytes) -> int:
-        """Handle every complete operation; returns where the first incomplete one begins."""
-        at, size, sinks, resets = 0, len(data), self._sinks, self._resets
         self._missing = 0
-        match, take = (self.alike[0].match, self.alike[1]) if self.alike else (None, None)
+        return data
+
+    def _hand_over(self, data: bytes, at: int) -> tuple[int, bool]:
+        """Give messages of registered subscriptions to their sinks. Returns where it came to what
+        is not complete, or, and then True, to a complete operation that is not ours."""
+        if self.alike is None:
+            return self._take_ours(data, at, _NEVER, [])
+        pattern, take = self.alike
+        run: list[tuple[bytes, ...]] = []
+        try:
+            return self._take_ours(data, at, pattern, run)
+        finally:
+            # Last, so that who waits for a message goes before who waits for an answer.
+            if run:
+                take(run)
+
+    def _take_ours(
+        self, data: bytes, at: int, alike: re.Pattern[bytes], run: list[tuple[bytes, ...]]
+    ) -> tuple[int, bool]:
+        size, sinks, resets, match = len(data), self._sinks, self._resets, alike.match
         while at < size and resets == self._resets:
-            if match is not None and take is not None:
+            found = match(data, at)
+            while found is not None:
+                run.append(found.groups())
+                at = found.end()
                 found = match(data, at)
-                if found is not None:
-                    run: list[tuple[bytes, ...]] = []
-                    while found is not None:
-                        run.append(found.groups())
-                        at = found.end()
-                        found = match(data, at)
-                    take(run)
-                    continue
             end = find_end(data, at)
             if end < 0:
-                return at
+                return at, False
             words = data[at:end].split()
             if not words or words[0] not in (b"HMSG", b"MSG"):
-                await self._control(data[at:end])
-                at = end + 2
-                continue
+                return at, True
             reply, header, total = read_head(words)
             begin = end + 2
             end = begin + total
             if end + 2 > size:
                 self._missing = end + 2 - size
-                return at
+                return at, False
             check_body(data, end)
             body = begin + header
             sink = sinks.get(words[2])
-            if sink is not None:
-                sink(words[1], reply, data[begin:body], data[body:end])
-            else:
-                await self._leave(words, reply, data[begin:body], data[body:end])
+            if sink is None:
+                return at, True
+            sink(words[1], reply, data[begin:body], data[body:end])
             at = end + 2
-        return at
+        return at, False
 
-    async def _leave(self, words: list[bytes], reply: bytes, block: bytes, payload: bytes) -> None:
-        """A message for a subscription of nats-py."""
+    async def _leave(self, data: bytes, at: int) -> int:
+        """Leave a complete operation to nats-py; returns where the next begins."""
+        end = find_end(data, at)
+        words = data[at:end].split()
+        if not words or words[0] not in (b"HMSG", b"MSG"):
+            await self._control(data[at:end])
+            return end + 2
         if not words[2].isdigit():
             raise nonsense("a message for no subscription")
+        reply, header, total = read_head(words)
+        begin = end + 2
+        body, end = begin + header, begin + total
+        block, payload = data[begin:body], data[body:end]
         await self.nc._process_msg(int(words[2]), words[1], reply, payload, block or None)
+        return end + 2
 
     async def _control(self, line: bytes) -> None:
         """Everything the server sends beside messages."""
