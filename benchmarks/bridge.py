@@ -233,7 +233,8 @@ async def _measure(broker: str, url: str, number: int, name: str) -> list[Row]:
 async def _drain(scene: Scene) -> None:
     """What was relayed is acked, so that nothing waits for the next measure."""
     broker, name = await scene.broker(), scene.worker.names.durable
-    while got := await broker.pull(name, max_messages=BATCH, max_bytes=2**24, wait=0.5):
+    while (await broker.admin.describe_subscription(name)).backlog:
+        got = await broker.pull(name, max_messages=BATCH, max_bytes=2**24, wait=0.5)
         await broker.settle(name, [Settlement(one.ack_id, Verb.ACK) for one in got])
 
 
