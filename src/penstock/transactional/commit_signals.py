@@ -11,8 +11,8 @@ import asyncio
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
 
 from sqlalchemy import Connection, event, text
 
@@ -31,7 +31,7 @@ class CommitSignals:
     """Calls `wake` on the event loop it was made on when a transaction that was announced here
     commits, whichever thread commits it, and when another process says so.
 
-    Use `listening` to hear of other processes; on SQLite it hears of none.
+    `start` it to hear of other processes; on SQLite it hears of none.
     """
 
     def __init__(self, database: Database, wake: Callable[[], None]) -> None:
@@ -41,13 +41,18 @@ class CommitSignals:
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self._listening: asyncio.Task[None] | None = None
+        self._watched: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._announced: weakref.WeakSet[Connection] = weakref.WeakSet()
         self.heard = asyncio.Event()
         """Set once it listens."""
 
     def announce(self, connection: Connection) -> None:
         """Let the commit of this connection's transaction wake the relay. One of another database
         does too, for nothing."""
-        event.listen(connection, "commit", self._committed, once=True)
+        self._announced.add(connection)
+        if connection not in self._watched:
+            self._watched.add(connection)
+            event.listen(connection, "commit", self._committed)
 
     def start(self) -> None:
         """Listen to other processes."""
@@ -61,7 +66,10 @@ class CommitSignals:
             task.cancel()
             await asyncio.wait({task})
 
-    def _committed(self, _: Any) -> None:
+    def _committed(self, connection: Connection) -> None:
+        if connection not in self._announced:
+            return
+        self._announced.discard(connection)
         # The database's own commit comes after this, and the relay has to wait for it: on SQLite
         # by the write lock, on PostgreSQL by the notification.
         if self._pid != os.getpid():
