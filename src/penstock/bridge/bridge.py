@@ -112,8 +112,11 @@ class Bridge(AsyncClosing):
         await self._start(connect=not self.settings.lazy_connect)
 
     async def open_database(self) -> None:
-        """Open and check what is in the database, and leave the broker alone."""
-        await self._start(connect=False)
+        """Open and check what is in the database, and leave the broker alone. Creates nothing:
+        `NotFoundError` when there is nothing to open."""
+        async with self._start_lock():
+            if self._running is None:
+                self._running = await self._open_database(create=False)
 
     async def reconnect(self) -> None:
         """Make the connection to the broker anew. Consumers go on with it."""
@@ -210,6 +213,12 @@ class Bridge(AsyncClosing):
             raise InvalidArgumentError(
                 "This handler takes a connection, which only a bridge with use_inbox has"
             )
+        most = self.settings.database_connections
+        if self.settings.use_inbox and concurrency >= most > 1:
+            raise InvalidArgumentError(
+                f"A concurrency of {concurrency} with an inbox needs more than the {most} "
+                f"connections of this bridge: set database_connections={concurrency + 5}"
+            )
         consumer = Consumer(
             self.settings,
             handler,
@@ -295,7 +304,7 @@ class Bridge(AsyncClosing):
         if self._closed:
             raise ClosedError("This bridge is closed; make a new one")
 
-    async def _open_database(self) -> Running:
+    async def _open_database(self, *, create: bool = True) -> Running:
         settings = self.settings
         running = Running(pid=os.getpid(), loop=asyncio.get_running_loop())
         if self._events is None and not settings.use_inbox:
@@ -303,18 +312,18 @@ class Bridge(AsyncClosing):
         from penstock.transactional import Inbox, Relay
         from penstock.transactional.commit_signals import CommitSignals
 
-        events = self._events = self._new_outbox()
-        database = events.database if events is not None else self._new_database()
+        events = self._events = self._new_outbox(create)
+        database = events.database if events is not None else self._new_database(create)
         running.database = database
         try:
             await database.__aenter__()
             if events is not None:
-                await events.outbox.create()
+                await (events.outbox.create() if create else events.outbox.check())
             if settings.use_inbox:
                 running.inbox = Inbox(
                     database, self.names.durable, replay_horizon=settings.replay_horizon
                 )
-                await running.inbox.create()
+                await (running.inbox.create() if create else running.inbox.check())
         except BaseException:
             await database.aclose()
             raise
@@ -346,17 +355,18 @@ class Bridge(AsyncClosing):
             owns=given is None,
         )
 
-    def _new_database(self) -> Database:
+    def _new_database(self, create: bool = True) -> Database:
         from penstock.transactional import Database
 
-        return Database(str(self.settings.database_url))
+        url, most = str(self.settings.database_url), self.settings.database_connections
+        return Database(url, pool_size=most, create=create)
 
-    def _new_outbox(self) -> EventOutbox | None:
+    def _new_outbox(self, create: bool = True) -> EventOutbox | None:
         if not self.settings.use_outbox:
             return None
         from penstock.bridge.outbox import EventOutbox
 
-        return EventOutbox(self._new_database(), self.names.stream_name)
+        return EventOutbox(self._new_database(create), self.names.stream_name)
 
     # Parts of publishing and receiving.
 

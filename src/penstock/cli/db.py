@@ -37,7 +37,7 @@ All = Annotated[bool, typer.Option("--all", help="All parts, also those not used
 @db.command()
 def status(database: Address = None) -> None:
     """Say which versions a database has; ends with 1 when one of them is not what is needed."""
-    found = on_database(database, schema.status)
+    found = on_database(database, schema.status, create=False)
     for one in found:
         typer.echo(f"{one.part.name:<8} {one}")
     if any(one.exists and not one.current for one in found):
@@ -60,11 +60,14 @@ def upgrade(database: Address = None, part: Parts = None, every: All = False) ->
 def sql(database: Address = None, part: Parts = None, every: All = False) -> None:
     """Write what `upgrade` would run, for those who may not run it."""
     names = _names(part, every)
-    typer.echo(on_database(database, lambda opened: schema.upgrade_sql(opened, names)), nl=False)
+    written = on_database(database, lambda opened: schema.upgrade_sql(opened, names), create=False)
+    typer.echo(written, nl=False)
 
 
-def on_database(address: str | None, work: Callable[[Database], Awaitable[T]]) -> T:
-    """Run `work` on the database at an address."""
+def on_database(
+    address: str | None, work: Callable[[Database], Awaitable[T]], *, create: bool = True
+) -> T:
+    """Run `work` on the database at an address. `create`: a SQLite file may be made for it."""
     if not address:
         raise InvalidArgumentError(
             "Which database? Give --database, or set PENSTOCK_DATABASE, which keeps a password "
@@ -72,7 +75,7 @@ def on_database(address: str | None, work: Callable[[Database], Awaitable[T]]) -
         )
 
     async def run(url: str) -> T:
-        async with Database(url) as opened:
+        async with Database(url, create=create) as opened:
             if opened.dialect == "sqlite" and opened.place.endswith("in memory"):
                 raise FailedPreconditionError("A database in memory is this command's own")
             return await work(opened)

@@ -179,3 +179,20 @@ async def test_closing_publishes_what_the_relay_has_in_hand(url, monkeypatch):
     await closing
     assert len(kit.published()) == 1
     await kit.broker.aclose()
+
+
+async def test_a_database_without_the_table_is_told_and_what_to_do(database_url):
+    kit = BridgeKit(use_outbox=True, database_url=database_url)
+    engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"))
+    said = {"event_type": "a.b", "payload": {"secret": "hunter2"}}
+    with pytest.raises(errors.FailedPreconditionError, match="db upgrade --part outbox") as told:
+        await asyncio.to_thread(kit.bridge.enqueue, **said, connection=engine)
+    assert "hunter2" not in str(told.value)
+    engine.dispose()
+
+
+async def test_a_consumer_that_needs_more_connections_than_there_are_is_told(url):
+    kit = BridgeKit(use_inbox=True, database_url=url, database_connections=8)
+    kit.bridge.consumer(print, concurrency=7)
+    with pytest.raises(errors.InvalidArgumentError, match="database_connections=21"):
+        kit.bridge.consumer(print, concurrency=16)
