@@ -56,6 +56,18 @@ async def test_a_publish_that_fails_after_its_retries_says_so_in_its_result():
         assert kit.published() == []
 
 
+async def test_a_stream_that_is_gone_is_made_again_where_we_may():
+    async with BridgeKit() as kit:
+        await kit.broker.admin.delete_topic("jetstream-bridge-stream")
+        assert (await kit.bridge.publish(event_type="a.b", payload={})).success
+        kit.assert_published(count=1)
+        assert await kit.bridge.problems() == []
+    async with BridgeKit(auto_provision=False) as kit:
+        result = await kit.bridge.publish(event_type="a.b", payload={})
+        assert isinstance(result.error, errors.NotFoundError)
+        assert await kit.broker.admin.list_topics() == []
+
+
 async def test_events_are_published_from_many_tasks_at_once():
     async with BridgeKit() as kit:
         results = await asyncio.gather(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from penstock.bridge.connection import BridgeConnection, opener
@@ -15,10 +15,11 @@ from penstock.bridge.handlers import EventHandler
 from penstock.bridge.health import Health, HealthCheck, Timings
 from penstock.bridge.outcomes import Classifier, classify
 from penstock.bridge.processing import Checkpoint, Processor
+from penstock.bridge.running import CurrentBroker, Running
 from penstock.bridge.settings import BridgeSettings
 from penstock.bridge.topology import Provisioned, Provisioner
 from penstock.bridge.tracing import current_traceparent
-from penstock.broker import Broker, Capabilities
+from penstock.broker import Broker
 from penstock.capabilities import publish
 from penstock.client import PubSub
 from penstock.clock import Clock
@@ -27,12 +28,13 @@ from penstock.errors import (
     ClosedError,
     FailedPreconditionError,
     InvalidArgumentError,
+    NotFoundError,
     PenstockError,
     UnavailableError,
 )
 from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault, Receipt
-from penstock.retrying import Persistence, retry
+from penstock.retrying import Persistence, is_retryable, retry
 from penstock.rules.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
     from penstock.transactional import Database, Inbox, Relay
 
 _PUBLISHING = Persistence(backoff=Backoff(initial=0.2, maximum=5.0), attempts=4)
+# A stream that is gone is made again before the next attempt, where we may.
+_PROVISIONING = replace(
+    _PUBLISHING, worth_it=lambda error: is_retryable(error) or isinstance(error, NotFoundError)
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +85,7 @@ class Bridge(AsyncClosing):
         self._runs_relay = relay
         self._broker = broker
         self.connection = self._new_connection()
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self._starting: tuple[tuple[int, asyncio.AbstractEventLoop], asyncio.Lock] | None = None
         self._closed = False
         self._timings = Timings()
@@ -106,8 +112,11 @@ class Bridge(AsyncClosing):
         await self._start(connect=not self.settings.lazy_connect)
 
     async def open_database(self) -> None:
-        """Open and check what is in the database, and leave the broker alone."""
-        await self._start(connect=False)
+        """Open and check what is in the database, and leave the broker alone. Creates nothing:
+        `NotFoundError` when there is nothing to open."""
+        async with self._start_lock():
+            if self._running is None:
+                self._running = await self._open_database(create=False)
 
     async def reconnect(self) -> None:
         """Make the connection to the broker anew. Consumers go on with it."""
@@ -126,9 +135,11 @@ class Bridge(AsyncClosing):
         self._closed = True
         for consumer in self._consumers:
             await consumer.stop()
-        running, self._running = self._running, None
+        running = self._running
         if running is not None and running.is_ours():
+            # Still there meanwhile: the relay publishes what it has in hand.
             await running.aclose()
+        self._running = None
         await self.connection.aclose()
 
     async def __aenter__(self) -> Self:
@@ -202,6 +213,12 @@ class Bridge(AsyncClosing):
             raise InvalidArgumentError(
                 "This handler takes a connection, which only a bridge with use_inbox has"
             )
+        most = self.settings.database_connections
+        if self.settings.use_inbox and concurrency >= most > 1:
+            raise InvalidArgumentError(
+                f"A concurrency of {concurrency} with an inbox needs more than the {most} "
+                f"connections of this bridge: set database_connections={concurrency + 5}"
+            )
         consumer = Consumer(
             self.settings,
             handler,
@@ -254,7 +271,7 @@ class Bridge(AsyncClosing):
         await self._start(connect=True)
         return await self.connection.pubsub()
 
-    async def _start(self, *, connect: bool) -> _Running:
+    async def _start(self, *, connect: bool) -> Running:
         """What runs in this process and on this loop; connected to the broker if asked to."""
         running = self._running
         if running is not None and running.is_ours() and (running.provisioned or not connect):
@@ -287,31 +304,31 @@ class Bridge(AsyncClosing):
         if self._closed:
             raise ClosedError("This bridge is closed; make a new one")
 
-    async def _open_database(self) -> _Running:
+    async def _open_database(self, *, create: bool = True) -> Running:
         settings = self.settings
-        running = _Running(pid=os.getpid(), loop=asyncio.get_running_loop())
+        running = Running(pid=os.getpid(), loop=asyncio.get_running_loop())
         if self._events is None and not settings.use_inbox:
             return running
         from penstock.transactional import Inbox, Relay
         from penstock.transactional.commit_signals import CommitSignals
 
-        events = self._events = self._new_outbox()
-        database = events.database if events is not None else self._new_database()
+        events = self._events = self._new_outbox(create)
+        database = events.database if events is not None else self._new_database(create)
         running.database = database
         try:
             await database.__aenter__()
             if events is not None:
-                await events.outbox.create()
+                await (events.outbox.create() if create else events.outbox.check())
             if settings.use_inbox:
                 running.inbox = Inbox(
                     database, self.names.durable, replay_horizon=settings.replay_horizon
                 )
-                await running.inbox.create()
+                await (running.inbox.create() if create else running.inbox.check())
         except BaseException:
             await database.aclose()
             raise
         if events is not None and self._runs_relay:
-            broker = cast("Broker", _CurrentBroker(self._started_pubsub))
+            broker = cast("Broker", CurrentBroker(self._started_pubsub, self._published))
             source = PubSub(broker=broker, clock=self._clock)
             # Other rows of the database may be for another broker.
             topics = [self.names.stream_name]
@@ -338,17 +355,18 @@ class Bridge(AsyncClosing):
             owns=given is None,
         )
 
-    def _new_database(self) -> Database:
+    def _new_database(self, create: bool = True) -> Database:
         from penstock.transactional import Database
 
-        return Database(str(self.settings.database_url))
+        url, most = str(self.settings.database_url), self.settings.database_connections
+        return Database(url, pool_size=most, create=create)
 
-    def _new_outbox(self) -> EventOutbox | None:
+    def _new_outbox(self, create: bool = True) -> EventOutbox | None:
         if not self.settings.use_outbox:
             return None
         from penstock.bridge.outbox import EventOutbox
 
-        return EventOutbox(self._new_database(), self.names.stream_name)
+        return EventOutbox(self._new_database(create), self.names.stream_name)
 
     # Parts of publishing and receiving.
 
@@ -367,8 +385,8 @@ class Bridge(AsyncClosing):
     async def _publish_now(self, event: Envelope, draft: Draft) -> PublishResult:
         subject = self.names.source_subject
         try:
-            await self._start(connect=True)
-            receipt = await retry(lambda: self._send(self.names.stream_name, draft), _PUBLISHING)
+            patience = _PROVISIONING if self.settings.auto_provision else _PUBLISHING
+            receipt = await retry(lambda: self._send(self.names.stream_name, draft), patience)
         except PenstockError as error:
             if isinstance(error, FailedPreconditionError | InvalidArgumentError):
                 raise
@@ -380,11 +398,30 @@ class Bridge(AsyncClosing):
         )
 
     async def _send(self, topic: str, draft: Draft) -> Receipt:
+        await self._start(connect=True)
         broker = await self.connection.broker()
-        [answer] = await broker.publish(topic, [draft])
+        [answer] = await self._published(broker, topic, [draft])
         if isinstance(answer, PublishFault):
             raise answer.error
         return answer
+
+    async def _published(
+        self, broker: Broker, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        """The broker's answers. When they say that streams may be gone, these are seen to before
+        the next attempt."""
+        wrong: list[PenstockError] = []
+        try:
+            answers = await publish(broker, topic, drafts)
+            wrong += [answer.error for answer in answers if isinstance(answer, PublishFault)]
+            return answers
+        except PenstockError as error:
+            wrong.append(error)
+            raise
+        finally:
+            gone = any(isinstance(error, NotFoundError | UnavailableError) for error in wrong)
+            if gone and self._running is not None:
+                self._running.provisioned = False
 
     async def _send_dead_letter(self, letter: Draft) -> None:
         await self._send(self.names.dlq_stream, letter)
@@ -407,48 +444,6 @@ class Bridge(AsyncClosing):
             timed=self._timings.handled,
             checkpoint=checkpoint,
         )
-
-
-class _CurrentBroker:
-    """The broker of the moment, for a relay that outlives a connection and may come before it."""
-
-    # Whatever is asked is passed on; the broker of the moment is checked then.
-    capabilities = Capabilities(expectations=True, ttl=True)
-
-    def __init__(self, pubsub: Callable[[], Awaitable[PubSub]]) -> None:
-        self._pubsub = pubsub
-
-    async def publish(self, topic: str, drafts: Any) -> Any:
-        try:
-            pubsub = await self._pubsub()
-        except PenstockError as error:
-            # About the bridge, which cannot start, and not about these drafts: they wait.
-            raise UnavailableError(f"The bridge is not ready: {error}") from error
-        return await publish(await pubsub.broker(), topic, drafts)
-
-
-class _Running:
-    """What a bridge has open in one process and on one event loop."""
-
-    def __init__(self, *, pid: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._pid = pid
-        self.loop = loop
-        self.database: Database | None = None
-        self.inbox: Inbox | None = None
-        self.relay: Relay | None = None
-        self.signals: Any = None
-        self.provisioned = False
-
-    def is_ours(self) -> bool:
-        return self._pid == os.getpid() and self.loop is asyncio.get_running_loop()
-
-    async def aclose(self) -> None:
-        if self.signals is not None:
-            await self.signals.aclose()
-        if self.relay is not None:
-            await self.relay.aclose()
-        if self.database is not None:
-            await self.database.aclose()
 
 
 def _settings(app_name: str, destination_app: str, given: dict[str, Any]) -> BridgeSettings:

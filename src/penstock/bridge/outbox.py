@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Engine, and_, case, not_, select
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -17,7 +20,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from penstock.bridge.envelope import MalformedEventError, parse
 from penstock.config import check_whole
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.message import Draft
 from penstock.transactional import Database, Outbox, OutboxStatus, database_time
 from penstock.transactional.commit_signals import NOTIFY, CommitSignals
@@ -139,7 +142,8 @@ class EventOutbox:
 
     async def _add(self, connection: AsyncConnection, draft: Draft, revive: bool) -> None:
         _check(connection.dialect)
-        await self.outbox.add(connection, self._topic, [draft], revive=revive)
+        with _told():
+            await self.outbox.add(connection, self._topic, [draft], revive=revive)
         if connection.dialect.name == "postgresql":
             await connection.execute(NOTIFY)
         elif connection.sync_connection is not None:
@@ -147,7 +151,8 @@ class EventOutbox:
 
     def _add_blocking(self, connection: Connection, draft: Draft, revive: bool) -> None:
         _check(connection.dialect)
-        self.outbox.add_blocking(connection, self._topic, [draft], revive=revive)
+        with _told():
+            self.outbox.add_blocking(connection, self._topic, [draft], revive=revive)
         if connection.dialect.name == "postgresql":
             connection.execute(NOTIFY)
         else:
@@ -156,6 +161,22 @@ class EventOutbox:
     def _announce(self, connection: Connection) -> None:
         if self.signals is not None:
             self.signals.announce(connection)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """A connection to a database without our table: whose, and what to do."""
+    try:
+        yield
+    except (OperationalError, ProgrammingError) as error:
+        if table.name not in str(error.orig):
+            raise
+        reason = str(error.orig).strip().partition("\n")[0]
+        raise FailedPreconditionError(
+            f"The outbox of this connection's database cannot be used: {reason}. Start the bridge "
+            "first, or run: penstock db upgrade --part outbox --database ADDRESS; and give a "
+            "connection to the bridge's own database_url"
+        ) from None
 
 
 def _check(dialect: Any) -> None:

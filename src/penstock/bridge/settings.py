@@ -20,7 +20,8 @@ class BridgeSettings:
     """Everything about a bridge.
 
     `app_name`, `destination_app`: who tells whom; without an environment in them. `url`: the
-    broker. `database_url`: where outbox and inbox are; needed by either.
+    broker. `database_url`: where outbox and inbox are; needed by either. `database_connections`:
+    to it at most; a consumer with a handler that writes uses one for each event at a time.
     `use_outbox`: events are rows of the caller's transaction first, and published by a relay.
     `use_inbox`: what was processed is remembered, so that an event has one effect. `use_dlq`: what
     is given up is kept as a dead letter; without it, it is dropped with an error in the log.
@@ -48,6 +49,7 @@ class BridgeSettings:
     stream_name: str = DEFAULT_STREAM
     url: str = field(default="nats://127.0.0.1:4222", repr=False)
     database_url: str | None = field(default=None, repr=False)
+    database_connections: int = 10
     use_outbox: bool = False
     use_inbox: bool = False
     use_dlq: bool = True
@@ -67,6 +69,7 @@ class BridgeSettings:
     def __post_init__(self) -> None:
         _ = self.names
         check_whole("max_deliver", self.max_deliver, 1)
+        check_whole("database_connections", self.database_connections, 1)
         check_whole("connect_retry_attempts", self.connect_retry_attempts, 1)
         check_duration("ack_wait", self.ack_wait, 1, 600)
         check_duration("connect_retry_delay", self.connect_retry_delay, 0.001, 600)

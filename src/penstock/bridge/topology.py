@@ -5,6 +5,7 @@ Provisioning creates what is missing, adds subjects that are missing, and change
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,12 +18,17 @@ from penstock.errors import (
     FailedPreconditionError,
     NotFoundError,
     PermissionDeniedError,
+    UnavailableError,
     UnimplementedError,
 )
 from penstock.rules.wildcards import covers, overlap
 
 # Longer than an outbox's relay may take to try again after it crashed.
 _DUPLICATE_WINDOW = 600.0
+# Streams are read, changed and written back, and the server does not compare: two who add subjects
+# at the same time may undo each other. A request takes milliseconds.
+_OTHERS_WRITE_WITHIN = 0.25
+_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +218,26 @@ class Provisioner:
             else:
                 done.changed.append(f"created stream {wanted.name} ({', '.join(wanted.subjects)})")
                 return
-        lacking = await self._lacking(wanted, found)
-        if not lacking:
+        added: dict[str, None] = {}
+        for _ in range(_TRIES):
+            lacking = await self._lacking(wanted, found)
+            if not lacking:
+                break
+            subjects = (*held_subjects(found), *lacking)
+            await update_topic(self._broker, replace(found, subjects=subjects))
+            added.update(dict.fromkeys(lacking))
+            # Whoever read the stream before us writes it after us, without what we added.
+            await asyncio.sleep(_OTHERS_WRITE_WITHIN)
+            found = (await self._admin.describe_topic(wanted.name)).config
+        else:
+            raise UnavailableError(
+                f"Stream {wanted.name!r} keeps losing {', '.join(added)}: others change it at the "
+                "same time. Provision again when they are done"
+            )
+        if added:
+            done.changed.append(f"added {', '.join(added)} to stream {wanted.name}")
+        else:
             done.unchanged.append(f"stream {wanted.name}")
-            return
-        subjects = (*held_subjects(found), *lacking)
-        await update_topic(self._broker, replace(found, subjects=subjects))
-        done.changed.append(f"added {', '.join(lacking)} to stream {wanted.name}")
 
     async def _ensure_subscription(
         self, wanted: SubscriptionConfig, existing: SubscriptionConfig | None, done: Provisioned

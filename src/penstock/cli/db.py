@@ -41,7 +41,7 @@ def status(database: Address = None) -> None:
     """Say which versions a database has; ends with 1 when one of them is not what is needed."""
     from penstock.transactional import schema
 
-    found = on_database(database, schema.status)
+    found = on_database(database, schema.status, create=False)
     for one in found:
         typer.echo(f"{one.part.name:<8} {one}")
     if any(one.exists and not one.current for one in found):
@@ -68,11 +68,14 @@ def sql(database: Address = None, part: Parts = None, every: All = False) -> Non
     from penstock.transactional import schema
 
     names = _names(part, every)
-    typer.echo(on_database(database, lambda opened: schema.upgrade_sql(opened, names)), nl=False)
+    written = on_database(database, lambda opened: schema.upgrade_sql(opened, names), create=False)
+    typer.echo(written, nl=False)
 
 
-def on_database(address: str | None, work: Callable[[Database], Awaitable[T]]) -> T:
-    """Run `work` on the database at an address."""
+def on_database(
+    address: str | None, work: Callable[[Database], Awaitable[T]], *, create: bool = True
+) -> T:
+    """Run `work` on the database at an address. `create`: a SQLite file may be made for it."""
     if not address:
         raise InvalidArgumentError(
             "Which database? Give --database, or set PENSTOCK_DATABASE, which keeps a password "
@@ -82,7 +85,7 @@ def on_database(address: str | None, work: Callable[[Database], Awaitable[T]]) -
     from penstock.transactional import Database
 
     async def run(url: str) -> T:
-        async with Database(url) as opened:
+        async with Database(url, create=create) as opened:
             if opened.dialect == "sqlite" and opened.place.endswith("in memory"):
                 raise FailedPreconditionError("A database in memory is this command's own")
             return await work(opened)

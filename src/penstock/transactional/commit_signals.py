@@ -11,8 +11,8 @@ import asyncio
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
 
 from sqlalchemy import Connection, event, text
 
@@ -41,15 +41,17 @@ class CommitSignals:
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self._listening: asyncio.Task[None] | None = None
+        self._watched: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._announced: weakref.WeakSet[Connection] = weakref.WeakSet()
         self.heard = asyncio.Event()
         """Set once it listens."""
 
     def announce(self, connection: Connection) -> None:
         """Let the commit of this connection's transaction wake the relay. One of another database
         does too, for nothing."""
-        # Once a connection: SQLAlchemy would take it for known the second time, and `once` would
-        # be over. A wake without a reason costs a look.
-        if not event.contains(connection, "commit", self._committed):
+        self._announced.add(connection)
+        if connection not in self._watched:
+            self._watched.add(connection)
             event.listen(connection, "commit", self._committed)
 
     def start(self) -> None:
@@ -64,7 +66,10 @@ class CommitSignals:
             task.cancel()
             await asyncio.wait({task})
 
-    def _committed(self, _: Any) -> None:
+    def _committed(self, connection: Connection) -> None:
+        if connection not in self._announced:
+            return
+        self._announced.discard(connection)
         # The database's own commit comes after this, and the relay has to wait for it: on SQLite
         # by the write lock, on PostgreSQL by the notification.
         if self._pid != os.getpid():

@@ -11,6 +11,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -97,11 +98,14 @@ class Database(AsyncClosing):
     `async with`, or `await Database.open(url)` and `await database.aclose()`.
 
     `busy_timeout`: seconds to wait for another writer of a SQLite file. `pool_size`: connections
-    kept open; a transaction beyond them waits.
+    kept open; a transaction beyond them waits. `create`: a SQLite file that is not there is made.
     """
 
-    def __init__(self, url: str, *, busy_timeout: float = 10.0, pool_size: int = 5) -> None:
+    def __init__(
+        self, url: str, *, busy_timeout: float = 10.0, pool_size: int = 5, create: bool = True
+    ) -> None:
         self._url = _normalised(url)
+        self._create = create
         self._busy_timeout = busy_timeout
         self._pool_size = pool_size
         self._made: AsyncEngine | None = None
@@ -229,6 +233,8 @@ class Database(AsyncClosing):
         path = self._url.database
         if self.dialect != "sqlite" or _in_memory(self._url) or not path or self._url.query:
             return
+        if not self._create and not await asyncio.to_thread(Path(path).exists):
+            raise NotFoundError(f"There is no database ({self.place}); is that the right path?")
         try:
             await asyncio.to_thread(lambda: sqlite3.connect(path).close())
         except sqlite3.OperationalError as error:

@@ -88,6 +88,10 @@ class Outbox:
         """Create its table if it is not there; an error when it is one of another version."""
         await prepare(self._database, "outbox", metadata)
 
+    async def check(self) -> None:
+        """`create`, but that a table which is not there is a `NotFoundError`."""
+        await prepare(self._database, "outbox", metadata, create=False)
+
     async def add(
         self,
         connection: AsyncConnection,

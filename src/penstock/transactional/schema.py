@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import Connection, MetaData, inspect, text
 
-from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.transactional.database import Database
 
 if TYPE_CHECKING:
@@ -82,17 +82,25 @@ class PartStatus:
         return f"{has}, needs {self.part.head}" if not self.newer else f"{has}, newer than this"
 
 
-async def prepare(database: Database, name: str, metadata: MetaData) -> None:
+async def prepare(
+    database: Database, name: str, metadata: MetaData, *, create: bool = True
+) -> None:
     """See to it that the tables of a part are there and are what this Penstock needs.
 
-    Creates them in a database that has none of them. Safe to repeat, and when several processes
-    start together. `FailedPreconditionError` when they are of another version, or damaged.
+    Creates them in a database that has none of them, unless it is only to look: then that is a
+    `NotFoundError`. Safe to repeat, and when several processes start together.
+    `FailedPreconditionError` when they are of another version, or damaged.
     """
     part = PARTS[name]
     async with database.transaction(reading=True) as connection:
         found = await connection.run_sync(_status_of, part)
         if found.current:
             lacking = await connection.run_sync(_lacking, metadata)
+    if not found.exists and not create:
+        raise NotFoundError(
+            f"There is no {name} in {database.place}. It is made when it is first used, or by: "
+            f"penstock db upgrade --part {name} --database ADDRESS"
+        )
     if not found.exists:
         async with database.schema_transaction() as connection:
             if not (await connection.run_sync(_status_of, part)).exists:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import (
     async_scoped_session,
     async_sessionmaker,
@@ -74,7 +74,7 @@ async def test_events_wait_in_the_outbox_until_the_bridge_can_start(url):
         async with asyncio.timeout(30):
             while (row := await refused()) is None:
                 await asyncio.sleep(0.02)
-        assert row.status == "pending" and "work-queue" in row.error_message
+        assert row.attempts == 0 and "work-queue" in row.error_message
         await kit.broker.admin.delete_topic(names.stream_name)
         await eventually(lambda: len(kit.published()) == 1, within=30)
     await kit.broker.aclose()
@@ -124,3 +124,75 @@ async def test_a_bridge_leaves_the_rows_of_others_in_its_database_alone(url):
             await eventually(lambda: len(other.published()) == 1, within=30)
         await idle.broker.aclose()
         await other.broker.aclose()
+
+
+async def test_a_stream_that_is_gone_under_a_relay_is_made_again(url):
+    async with BridgeKit(use_outbox=True, database_url=url) as kit:
+        await kit.broker.admin.delete_topic(kit.names.stream_name)
+        await kit.bridge.publish(event_type="a.b", payload={"id": 1})
+        await eventually(lambda: len(kit.published()) == 1, within=30)
+        assert await kit.bridge.problems() == []
+
+
+async def test_each_commit_of_one_connection_wakes_the_relay(url):
+    async with BridgeKit(use_outbox=True, database_url=url) as kit:
+        signals, woken = kit.bridge.outbox.signals, 0
+
+        def wake():
+            nonlocal woken
+            woken += 1
+
+        signals._wake = wake
+        engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+        async with engine.connect() as connection:
+            for n in range(5):
+                for _ in range(2):
+                    await kit.bridge.publish(event_type="a.b", payload={}, connection=connection)
+                await connection.commit()
+                assert woken == n + 1
+            await connection.execute(text("SELECT 1"))
+            await connection.commit()
+            assert woken == 5
+        await engine.dispose()
+
+
+async def test_closing_publishes_what_the_relay_has_in_hand(url, monkeypatch):
+    kit = BridgeKit(use_outbox=True, database_url=url)
+    await kit.broker.open()
+    await kit.bridge.startup()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    claim = kit.bridge.relay._claims.claim
+
+    async def claimed(*arguments, **options):
+        found = await claim(*arguments, **options)
+        if found is not None:
+            begun.set()
+            await go_on.wait()
+        return found
+
+    monkeypatch.setattr(kit.bridge.relay._claims, "claim", claimed)
+    await kit.bridge.publish(event_type="a.b", payload={"id": 1})
+    await begun.wait()
+    closing = asyncio.create_task(kit.bridge.aclose())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    assert len(kit.published()) == 1
+    await kit.broker.aclose()
+
+
+async def test_a_database_without_the_table_is_told_and_what_to_do(database_url):
+    kit = BridgeKit(use_outbox=True, database_url=database_url)
+    engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"))
+    said = {"event_type": "a.b", "payload": {"secret": "hunter2"}}
+    with pytest.raises(errors.FailedPreconditionError, match="db upgrade --part outbox") as told:
+        await asyncio.to_thread(kit.bridge.enqueue, **said, connection=engine)
+    assert "hunter2" not in str(told.value)
+    engine.dispose()
+
+
+async def test_a_consumer_that_needs_more_connections_than_there_are_is_told(url):
+    kit = BridgeKit(use_inbox=True, database_url=url, database_connections=8)
+    kit.bridge.consumer(print, concurrency=7)
+    with pytest.raises(errors.InvalidArgumentError, match="database_connections=21"):
+        kit.bridge.consumer(print, concurrency=16)

@@ -80,6 +80,20 @@ async def test_both_apps_may_provision_at_the_same_time(nats_server, pair):
     assert await problems(here) == await problems(there) == []
 
 
+async def test_apps_that_join_a_stream_at_the_same_time_undo_nothing_of_each_other(
+    nats_server, pair
+):
+    await provision(settings_for(nats_server, pair))
+    joining = [
+        settings_for(
+            nats_server, pair, app_name=f"joins{n}", destination_app=f"{pair['app_name']}-{n}"
+        )
+        for n in range(5)
+    ]
+    await asyncio.gather(*(provision(one) for one in joining))
+    assert [await problems(one) for one in joining] == [[]] * 5
+
+
 async def test_a_third_app_adds_its_subjects_and_resets_nothing(nats_server, pair):
     await provision(settings_for(nats_server, pair))
     stream = pair["stream_name"]

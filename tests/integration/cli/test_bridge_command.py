@@ -122,6 +122,20 @@ async def _until(commands, status):
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.parametrize(
+    "words", [("health",), ("outbox", "list"), ("inbox", "list"), ("outbox", "purge")]
+)
+def test_what_only_looks_makes_no_database_of_a_misspelt_path(commands, tmp_path, words):
+    commands.environment["PENSTOCK_BRIDGE_USE_OUTBOX"] = "yes"
+    commands.environment["PENSTOCK_BRIDGE_USE_INBOX"] = "yes"
+    with pytest.raises(errors.NotFoundError, match="is that the right path"):
+        commands(*words)
+    assert list(tmp_path.glob("app.db*")) == []
+    (tmp_path / "app.db").touch()
+    with pytest.raises(errors.NotFoundError, match="penstock db upgrade --part"):
+        commands(*words)
+
+
 def test_all_that_failed_is_published_again_however_much_it_is(commands):
     async def fail(count):
         async with Database(commands.settings["database_url"]) as database:

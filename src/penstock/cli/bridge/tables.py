@@ -112,9 +112,9 @@ def _on_outbox(settings: BridgeSettings, work: Callable[[EventOutbox], Awaitable
     from penstock.transactional import Database
 
     async def main() -> T:
-        async with Database(str(settings.database_url)) as database:
+        async with Database(str(settings.database_url), create=False) as database:
             held = EventOutbox(database, settings.names.stream_name)
-            await held.outbox.create()
+            await held.outbox.check()
             return await work(held)
 
     return asyncio.run(main())
@@ -124,9 +124,9 @@ def _on_inbox(settings: BridgeSettings, work: Callable[[Inbox], Awaitable[T]]) -
     from penstock.transactional import Database, Inbox
 
     async def main() -> T:
-        async with Database(str(settings.database_url)) as database:
+        async with Database(str(settings.database_url), create=False) as database:
             held = Inbox(database, settings.names.durable, replay_horizon=settings.replay_horizon)
-            await held.create()
+            await held.check()
             return await work(held)
 
     return asyncio.run(main())
