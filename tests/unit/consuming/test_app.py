@@ -258,6 +258,15 @@ async def test_what_nobody_can_have_meant_to_return_is_an_error_and_no_ack(mista
     assert re.search(rf"bill \(.*test_app.py:\d+\) returned {said}", letter.error)
 
 
+async def test_what_a_handler_returns_for_nobody_may_be_anything_else():
+    async def bill(order: Order) -> object:
+        return [ValueError("told and dealt with"), asyncio.ensure_future(asyncio.sleep(0)), Order]
+
+    async with TestApp(an_app(bill)) as shop:
+        await shop.publish("orders", Order(1))
+        assert not shop.dead() and len(shop.calls(bill)) == 1
+
+
 @pytest.mark.parametrize("around", [False, True])
 async def test_a_plain_function_that_returns_what_it_should_raise_is_no_ack_either(around):
     def bill(order: Order) -> object:
