@@ -342,6 +342,11 @@ def test_what_is_published_must_be_something(returns):
     assert "says that this is None; write what it returns" in said
 
 
+def test_an_address_that_is_none():
+    with pytest.raises(InvalidArgumentError, match="not NoneType; is it a variable that is not"):
+        App(None)
+
+
 def test_a_decorator_without_its_topic():
     app = App()
 
