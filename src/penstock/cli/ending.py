@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from select import select
 from typing import Any, Self, TypeAlias
 
@@ -26,6 +27,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE = 8.0
 # What goes without waiting for anybody: cancelling, and letting go.
 _AT_ONCE = 1.0
+# There is a limit to what may be waited for at a time.
+_LONGEST = 3600.0
 
 Call: TypeAlias = Callable[[], object]
 
@@ -100,9 +103,11 @@ class Ending:
     def _listen(self) -> None:
         with self._ears:
             while True:
-                left = None if self._until is None else max(self._until - time.monotonic(), 0.0)
-                if not select([self._ears], [], [], left)[0]:
+                left = inf if self._until is None else self._until - time.monotonic()
+                if left <= 0:
                     self._end(self._late)
+                if not select([self._ears], [], [], min(left, _LONGEST))[0]:
+                    continue
                 heard = self._ears.recv(64)
                 if not heard:
                     return

@@ -58,6 +58,15 @@ class App(Router):
         super().__init__()
         if provision not in get_args(Provision):
             raise InvalidArgumentError(f"provision is 'ensure' or 'check', not {provision!r}")
+        if not isinstance(url, str):
+            raise InvalidArgumentError(
+                f"An app's address is text, such as 'nats://HOST', not {type(url).__name__}; is it "
+                "a variable that is not set?"
+            )
+        if not isinstance(dead_letters, str | None):
+            raise InvalidArgumentError(
+                f"dead_letters is a topic, perhaps of '{{topic}}-…', or None, not {dead_letters!r}"
+            )
         self.url = url
         self.provision: Provision = provision
         self.title = title

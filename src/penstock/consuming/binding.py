@@ -58,7 +58,7 @@ def bind_all(
 
 def bind(subscriber: Subscriber, dependencies: Dependencies) -> Binding:
     _check_options(subscriber)
-    _check_not_a_generator(subscriber)
+    _check_runs(subscriber)
     if subscriber.blocking and is_async(subscriber.function):
         raise InvalidArgumentError(
             f"{subscriber.where} is async and blocking=True is for plain functions; leave it out"
@@ -129,7 +129,14 @@ def _check_values(subscriber: Subscriber) -> None:
     SubscriberOptions(**{name: given[name] for name in _FOR_STREAM & given.keys()})
 
 
-def _check_not_a_generator(subscriber: Subscriber) -> None:
+def _check_runs(subscriber: Subscriber) -> None:
+    """Calling it is all there is to do."""
+    if inspect.isclass(subscriber.function):
+        kind = subscriber.function
+        raise InvalidArgumentError(
+            f"{kind.__module__}.{kind.__qualname__} is a class, and making one handles nothing; "
+            "give a function, or a method of one that was made"
+        )
     function = underlying(subscriber.function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidArgumentError(
@@ -142,6 +149,11 @@ def _check_published(subscriber: Subscriber, returns: Any) -> None:
     kind = published_kind(returns)
     if kind is Draft:
         return
+    if kind is type(None):
+        raise InvalidArgumentError(
+            f"{subscriber.where} publishes what it returns, and says that this is None; write what "
+            "it returns, or leave @app.publishes out"
+        )
     try:
         decoder_of(kind)
     except InvalidArgumentError as error:

@@ -84,10 +84,12 @@ def draft_of(
 
 
 def published_kind(returns: Any) -> Any:
-    """The kind of one message, out of what a handler says it returns."""
+    """The kind of one message, out of what a handler says it returns; NoneType: none at all."""
     if get_origin(returns) is list:
         return published_kind(get_args(returns)[0])
     if get_origin(returns) in (Union, UnionType):
         kinds = [one for one in get_args(returns) if one not in (type(None), Retry, Reject)]
+        if not kinds:
+            return type(None)
         return published_kind(kinds[0]) if len(kinds) == 1 else Union[tuple(kinds)]  # noqa: UP007
     return bytes if returns in (None, Any) else returns

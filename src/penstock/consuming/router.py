@@ -45,7 +45,7 @@ class Router:
         batch_size: int | None = None,
         batch_wait: float | None = None,
         blocking: bool = False,
-        middleware: tuple[Middleware, ...] | list[Middleware] = (),
+        middleware: Middleware | tuple[Middleware, ...] | list[Middleware] = (),
         **options: Any,
     ) -> Callable[[F], F]:
         """The function takes this subscription's messages. It is returned unchanged.
@@ -69,6 +69,7 @@ class Router:
         said: dict[str, Any] = {k: v for k, v in policies.items() if v is not UNSAID}
 
         def declare(function: F) -> F:
+            _check_names(function, topic, subscription, said.get("dead_letters"))
             self._subscribers.append(
                 Subscriber(
                     function=function,
@@ -80,7 +81,7 @@ class Router:
                     batch_wait=0.1 if batch_wait is None else batch_wait,
                     sizes_batches=batch_size is not None or batch_wait is not None,
                     blocking=blocking,
-                    middleware=tuple(middleware),
+                    middleware=(middleware,) if callable(middleware) else tuple(middleware),
                     options=options,
                 )
             )
@@ -96,6 +97,10 @@ class Router:
         topic. The ordering key is the message's own.
         """
         check_content_type(content_type)
+        if callable(topic):
+            raise InvalidArgumentError(
+                f'{where(topic)} does not say where to: write `@app.publishes("topic")`'
+            )
 
         def declare(function: F) -> F:
             # Above or below `subscriber`: they meet when the app starts.
@@ -153,3 +158,12 @@ class Router:
         functions = {one.function for one in self._subscribers}
         idle = [where(function) for function in self._publications if function not in functions]
         return idle + [one for router, _ in self._included for one in router.idle_publications()]
+
+
+def _check_names(function: Function, topic: Any, subscription: Any, dead_letters: Any) -> None:
+    """Prefixes go before them, before they are looked at."""
+    for name in (topic, subscription, "" if dead_letters is None else dead_letters):
+        if not isinstance(name, str):
+            raise InvalidArgumentError(
+                f"{where(function)}: a {type(name).__name__} is no name of a topic or subscription"
+            )

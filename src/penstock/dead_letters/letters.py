@@ -105,11 +105,11 @@ class DeadLetters:
         extent = await log.extent(self.topic)
         async for _ in log.read(self.topic, extent.first, extent.last, ONLY_LETTERS):
             return
+        meant = "" if self.topic.endswith("-dead") else f", such as '{self.topic}-dead'"
         raise FailedPreconditionError(
             f"Nothing in topic {self.topic!r} says that it is a dead letter, and all who subscribe "
-            f"to it would receive the mark that is left there: is another topic meant, such as "
-            f"'{self.topic}-dead'? If its letters were put there by hand, say so with --force, or "
-            "force=True in a program"
+            f"to it would receive the mark that is left there: is another topic meant{meant}? If "
+            "its letters were put there by hand, say so with --force, or force=True in a program"
         )
 
     async def replay(

@@ -296,6 +296,13 @@ def test_an_app_that_is_wrong_says_so_and_ends(folder, server, workers):
         assert "Parameter 'order' of second" in app.said
 
 
+@pytest.mark.parametrize("drain", ["nan", "inf", "-1"])
+def test_a_drain_that_is_no_time_is_refused(folder, drain):
+    with Running(folder, "run", "shop:app", "--drain", drain) as app:
+        assert app.process.wait(120) != 0
+        assert "Traceback" not in app.said and "--drain" in app.said
+
+
 def test_several_processes_need_a_broker_that_they_share(folder, server):
     with Running(folder, "run", "shop:app", "--workers", "2", "--url", "memory://") as app:
         assert app.process.wait(120) == 78

@@ -156,6 +156,8 @@ def test_what_cannot_be_is_told(url):
         run(topics, url, "publish", "orders", "x", "-a", "novalue")
     with pytest.raises(InvalidArgumentError, match="--lines"):
         run(topics, url, "publish", "orders", "--lines", "--id", "x")
+    with pytest.raises(InvalidArgumentError, match="'k' is given twice"):
+        run(topics, url, "publish", "orders", "x", "-a", "k=v", "-a", "k=w")
     with pytest.raises(InvalidArgumentError, match="--lines is for the input"):
         run(topics, url, "publish", "orders", "x", "--lines")
     with pytest.raises(InvalidArgumentError, match="--id is empty; leave it out"):

@@ -23,9 +23,10 @@ from penstock import (
     Router,
     connect,
 )
+from penstock.brokers.memory import MemoryBroker
 from penstock.config import DUPLICATE_WINDOW
 from penstock.consuming.middleware import timeout
-from penstock.errors import FailedPreconditionError, NotFoundError
+from penstock.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from penstock.testing import TestApp, VirtualClock, eventually
 from tests.support.shop import Account, Invoice, Order, Parcel
 
@@ -258,6 +259,15 @@ async def test_what_nobody_can_have_meant_to_return_is_an_error_and_no_ack(mista
     assert re.search(rf"bill \(.*test_app.py:\d+\) returned {said}", letter.error)
 
 
+async def test_what_a_handler_returns_for_nobody_may_be_anything_else():
+    async def bill(order: Order) -> object:
+        return [ValueError("told and dealt with"), asyncio.ensure_future(asyncio.sleep(0)), Order]
+
+    async with TestApp(an_app(bill)) as shop:
+        await shop.publish("orders", Order(1))
+        assert not shop.dead() and len(shop.calls(bill)) == 1
+
+
 @pytest.mark.parametrize("around", [False, True])
 async def test_a_plain_function_that_returns_what_it_should_raise_is_no_ack_either(around):
     def bill(order: Order) -> object:
@@ -400,6 +410,90 @@ async def test_deliveries_beyond_the_attempts_that_nobody_saw_are_still_handled(
         await app.start_on(PubSub(broker=broker, clock=first.clock), app.bindings())
         await eventually(lambda: seen == [9], within=30)
         await app.stop()
+
+
+class Counting(MemoryBroker):
+    """Says of every delivery which attempt it is; or fails to, if that is what it has to say."""
+
+    capabilities = replace(MemoryBroker.capabilities, counts_releases=True)
+
+    def __init__(self, clock, *says):
+        super().__init__(clock)
+        self.says = list(says)
+        self.noted = []
+
+    async def note_releases(self, subscription):
+        self.noted.append(subscription)
+
+    async def attempt(self, subscription, ack_id):
+        said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+def seen_plain(seen):
+    def handle(message: Message) -> None:
+        seen.append(message.delivery_attempt)
+
+    return handle
+
+
+def seen_async(seen):
+    async def handle(message: Message) -> None:
+        seen.append(message.delivery_attempt)
+
+    return handle
+
+
+def seen_in_batches(seen):
+    def handle(messages: list[Message]) -> None:
+        seen.extend(message.delivery_attempt for message in messages)
+
+    return handle
+
+
+@pytest.mark.parametrize("kind", [seen_plain, seen_async, seen_in_batches])
+@pytest.mark.parametrize("middleware", [(), timeout(30)])
+async def test_what_was_released_often_is_handled_like_any_other(kind, middleware):
+    clock, seen = VirtualClock(), []
+    broker = Counting(clock, 1)
+    async with PubSub(broker=broker, clock=clock) as first:
+        topic = await first.topic("orders").create()
+        await topic.subscription("billing", ack_deadline=1).create()
+        await topic.publish_message(b"given back")
+        for _ in range(20):
+            await broker.pull("billing", max_messages=1, max_bytes=1000, wait=5)
+        app = an_app(kind(seen), max_attempts=2, middleware=middleware)
+        await app.start_on(PubSub(broker=broker, clock=clock), app.bindings())
+        await eventually(lambda: seen == [21], within=30)
+        await app.stop()
+        assert broker.noted == ["billing"]
+        assert (await broker.log.extent("orders-dead")).last == 0
+    await broker.aclose()
+
+
+async def test_a_message_is_not_given_up_before_it_is_known_how_often_it_was_seen(caplog):
+    clock, tries = VirtualClock(), []
+    # Two attempts that count, and in between nobody can be asked.
+    broker = Counting(clock, UnavailableError("away"), UnavailableError("away"), 1, 2)
+
+    def handle(order: Order) -> None:
+        tries.append(order)
+        raise ValueError
+
+    app = an_app(handle, max_attempts=2)
+    await app.start_on(PubSub(broker=broker, clock=clock), app.bindings())
+    await app.publish("orders", Order(1))
+    letters = app.pubsub.dead_letters("orders-dead")
+    while not await letters.count():
+        await asyncio.sleep(1)
+    [letter] = [one async for one in letters.read()]
+    await app.stop()
+    await broker.aclose()
+    # The first is not asked about: it cannot be the last.
+    assert (len(tries), letter.reason, letter.attempt) == (5, "gave-up", 2)
+    assert "how often it was seen is unknown, away" in caplog.text
 
 
 async def test_a_replay_is_for_the_subscription_that_gave_it_up(caplog):

@@ -156,6 +156,16 @@ async def test_a_batch_may_answer_for_each_message():
         assert [letter.reason for letter in shop.dead()] == ["no"]
 
 
+async def test_a_mistake_in_the_answers_of_a_batch_is_the_failure_of_its_message():
+    async def handle(orders: list[Order]) -> list[object]:
+        return [Reject if order.id == 2 else None for order in orders]
+
+    async with TestApp(an_app(handle, max_attempts=1)) as shop:
+        await send(shop, 1, 2)
+        [letter] = shop.dead()
+    assert "returned the class Reject" in letter.error
+
+
 async def test_a_batch_may_be_rejected_as_a_whole():
     async with TestApp(an_app(reject_all)) as shop:
         await send(shop, 1, 2)

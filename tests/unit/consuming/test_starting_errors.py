@@ -5,7 +5,7 @@ from typing import Annotated
 
 import pytest
 
-from penstock import App, Attribute, Message, Router
+from penstock import App, Attribute, Message, Reject, Router
 from penstock.errors import InvalidArgumentError
 from tests.support.shop import Invoice, Order
 
@@ -327,6 +327,71 @@ def test_sizes_of_batches_are_for_handlers_of_several():
     app = App()
     app.subscriber("orders", "billing", batch_wait=1)(several)
     assert app.bindings()
+
+
+@pytest.mark.parametrize("returns", [None, Reject | None])
+def test_what_is_published_must_be_something(returns):
+    app = App()
+
+    @app.subscriber("orders", "billing")
+    @app.publishes("invoices")
+    def handle(order: Order) -> returns: ...
+
+    said = refusal(app)
+    assert "handle" in said and "test_starting_errors.py:" in said
+    assert "says that this is None; write what it returns" in said
+
+
+def test_an_address_that_is_none():
+    with pytest.raises(InvalidArgumentError, match="not NoneType; is it a variable that is not"):
+        App(None)
+
+
+def test_a_decorator_without_its_topic():
+    app = App()
+
+    def handle(order: Order) -> Invoice: ...
+
+    with pytest.raises(InvalidArgumentError, match=r"handle .*write `@app.publishes\(\"topic\"\)`"):
+        app.publishes(handle)
+
+
+def test_a_class_is_no_handler():
+    app = App()
+
+    class Handler:
+        def __init__(self, order: Order) -> None: ...
+
+    app.subscriber("orders", "billing")(Handler)
+    assert "Handler is a class, and making one handles nothing" in refusal(app)
+
+
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [((5, "billing"), {}), (("orders", None), {}), (("orders", "billing"), {"dead_letters": True})],
+)
+def test_names_that_are_none(names, options):
+    router = Router()
+
+    def handle(order: Order) -> None: ...
+
+    with pytest.raises(InvalidArgumentError, match=r"handle \(.*\): a \w+ is no name of a topic"):
+        router.subscriber(*names, **options)(handle)
+    with pytest.raises(InvalidArgumentError, match="dead_letters is a topic"):
+        App(dead_letters=3)
+
+
+def test_one_middleware_needs_no_list():
+    async def loud(call, next):
+        return await next(call)
+
+    def quiet(call, next): ...
+
+    app = App()
+    app.subscriber("orders", "billing", middleware=loud)(lambda: None)
+    [binding] = app.bindings()
+    assert binding.subscriber.middleware == (loud,)
+    assert "Middleware" in refusal_of(lambda: None, middleware=quiet)
 
 
 def test_what_is_published_must_be_something_that_can_be():

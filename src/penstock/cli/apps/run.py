@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.apps.app_process import Orders, run_process
+from penstock.config import DAY, check_duration
 from penstock.errors import InvalidArgumentError
 
 
@@ -40,6 +41,7 @@ def run(
     """Run an app until SIGINT or SIGTERM, which drain it; a second one ends it at once."""
     if log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise InvalidArgumentError(f"--log-level is debug, info, warning or error, not {log_level}")
+    check_duration("--drain", drain, 0, 7 * DAY)
     if metrics_port is not None and find_spec("prometheus_client") is None:
         raise InvalidArgumentError(
             "--metrics-port needs prometheus-client: pip install 'penstock[telemetry]'"

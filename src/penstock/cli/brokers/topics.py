@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -129,7 +129,7 @@ def publish(
 ) -> None:
     """Publish a message, or one a line; prints ids. What is read from the input is published byte
     by byte as it is, a line end at its end included."""
-    attributes = dict(_pair(text) for text in attribute or ())
+    attributes = _attributes(attribute or ())
     from_input = data is None or data == "-"
     if message_id == "":
         raise InvalidArgumentError("--id is empty; leave it out, and the message gets an id")
@@ -271,6 +271,15 @@ def _show_fields(fields: dict[str, Any]) -> None:
 def _bytes(argument: str) -> bytes:
     """An argument as it was typed, also where it is no text."""
     return os.fsencode(argument)
+
+
+def _attributes(given: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in map(_pair, given):
+        if key in found:
+            raise InvalidArgumentError(f"Attribute {key!r} is given twice; a message has one")
+        found[key] = value
+    return found
 
 
 def _pair(text: str) -> tuple[str, str]:
