@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -190,7 +191,8 @@ class NatsAdmin:
         names: list[str] = []
         for stream in await self._catalogue.streams():
             if stream not in _OWN:
-                names += await self._catalogue.consumers(stream)
+                with suppress(NotFoundError):  # deleted meanwhile, and its subscriptions with it
+                    names += await self._catalogue.consumers(stream)
         return sorted(decode_name(name) for name in names)
 
     async def usage(self) -> Usage:
