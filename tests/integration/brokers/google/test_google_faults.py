@@ -322,6 +322,27 @@ async def test_google_is_asked_for_what_callers_can_take_and_no_more():
         await broker.aclose()
 
 
+async def test_google_is_asked_for_no_more_bytes_than_callers_have_room_for():
+    mb = 10**6
+    async with Emulator(project="project-one") as emulator:
+        broker = await connect(f"pubsub://project-one?emulator={emulator.address}")
+        other = await connect(f"pubsub://project-one?emulator={emulator.address}")
+        await broker.admin.create_topic(TopicConfig(name="orders"))
+        await broker.admin.create_subscription(SubscriptionConfig(name="billing", topic="orders"))
+        await broker.publish("orders", [Draft.of(b"x" * mb)] * 8)
+        first, second = [
+            await client.pull("billing", max_messages=99, max_bytes=2 * mb, wait=5)
+            for client in (broker, other)
+        ]
+        assert (len(first), len(second)) == (2, 2)
+        # What the first has not asked for is there for others.
+        rest = 0
+        while rest < 4:
+            rest += len(await other.pull("billing", max_messages=99, max_bytes=99 * mb, wait=5))
+        await broker.aclose()
+        await other.aclose()
+
+
 async def test_what_nobody_asked_for_is_given_back_at_the_end():
     google = ScriptedGoogle(
         get_subscription=described,
