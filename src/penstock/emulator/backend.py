@@ -32,7 +32,7 @@ class Backend:
         self.returns = Returns(broker)
         self._configs: dict[str, SubscriptionConfig] = {}
         self.changing = asyncio.Lock()
-        """Held while something is created: looking and making are one step."""
+        """Held while something is created or changed: looking and doing are one step."""
 
     async def config_of(self, subscription: str) -> SubscriptionConfig:
         """Remembered: every pull and every failed ack asks."""

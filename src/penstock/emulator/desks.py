@@ -23,7 +23,7 @@ class Holder:
         self._room = asyncio.Event()
 
     def take(self, deliveries: Sequence[Delivery]) -> None:
-        sizes = {delivery.ack_id: len(delivery.record.data) for delivery in deliveries}
+        sizes = {delivery.ack_id: delivery.record.size for delivery in deliveries}
         self._sizes.update(sizes)
         self.unseen.update(sizes)
         self.window.take(len(sizes), sum(sizes.values()))

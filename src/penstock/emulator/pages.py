@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Any
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, NotFoundError
 
 _DEFAULT, _MOST = 100, 1000
 
@@ -24,6 +26,15 @@ def page_of(names: Iterable[str], size: int, token: str) -> tuple[list[str], str
     page = waiting[: min(size or _DEFAULT, _MOST)]
     more = len(waiting) > len(page)
     return page, base64.urlsafe_b64encode(page[-1].encode()).decode() if more else ""
+
+
+async def still_there(describe: Callable[[str], Awaitable[Any]], names: Iterable[str]) -> list[Any]:
+    """What the names of a page stand for, without those that somebody deleted meanwhile."""
+    found = []
+    for name in names:
+        with suppress(NotFoundError):
+            found.append(await describe(name))
+    return found
 
 
 def _decoded(token: str) -> str:

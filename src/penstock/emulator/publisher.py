@@ -8,7 +8,7 @@ from penstock.broker import TopicStatus
 from penstock.capabilities import detach_subscription, update_topic
 from penstock.emulator.backend import Backend
 from penstock.emulator.messages import check_publish, drafts_of
-from penstock.emulator.pages import page_of
+from penstock.emulator.pages import page_of, still_there
 from penstock.emulator.refusals import already_exists
 from penstock.emulator.resources import merged, topic_of
 from penstock.emulator.schemas.topics import TopicSchemas
@@ -44,15 +44,16 @@ class Publisher:
 
     async def update_topic(self, request: Any) -> Any:
         name = self._names.of(TOPICS, request.topic.name, "topic.name")
-        status = await self._admin.describe_topic(name)
-        topic = merged(self._of(status), request.topic, request.update_mask)
-        self._schemas.check(topic)
-        config = read_topic(topic, self._names, status.config)
-        if config != status.config:
-            await update_topic(self._backend.broker, config)
-        self._backend.keep(topic.name, topic)
-        self._schemas.forget(topic.name)
-        return await self._described(name)
+        async with self._backend.changing:
+            status = await self._admin.describe_topic(name)
+            topic = merged(self._of(status), request.topic, request.update_mask)
+            self._schemas.check(topic)
+            config = read_topic(topic, self._names, status.config)
+            if config != status.config:
+                await update_topic(self._backend.broker, config)
+            self._backend.keep(topic.name, topic)
+            self._schemas.forget(topic.name)
+            return await self._described(name)
 
     async def publish(self, request: Any) -> Any:
         name = self._names.of(TOPICS, request.topic, "topic")
@@ -74,7 +75,7 @@ class Publisher:
         project = self._names.project_of(request.project, "project")
         names = [n for n in await self._admin.list_topics() if self._names.is_in(project, n)]
         page, token = page_of(names, request.page_size, request.page_token)
-        topics = [await self._described(name) for name in page]
+        topics = await still_there(self._described, page)
         return _Listed(topics=topics, next_page_token=token)
 
     async def list_topic_subscriptions(self, request: Any) -> Any:

@@ -20,6 +20,7 @@ from penstock.emulator.schemas.topics import TopicSchemas
 from penstock.emulator.snapshots import Snapshots
 from penstock.emulator.store import Store
 from penstock.emulator.subscriptions import Subscriptions
+from penstock.errors import FailedPreconditionError
 from penstock.googlepubsub.calls import IAM, PUBLISHER, RPCS, SCHEMAS, SUBSCRIBER
 from penstock.googlepubsub.messages import Topic
 from penstock.googlepubsub.names import Names
@@ -66,9 +67,16 @@ class Services:
         """Once nobody is served any more."""
         await self._backend.returns.settled()
         await self.pushers.aclose()
+        self._backend.store.close()
 
     async def reset(self) -> None:
-        """As if it had just been started with nothing."""
+        """As if it had just been started with nothing. What is durable may be other people's, too:
+        it is deleted by name only."""
+        if self._backend.broker.capabilities.durable:
+            raise FailedPreconditionError(
+                "What this emulator serves is durable, and is not forgotten as a whole: delete its "
+                "topics and subscriptions by name, or serve another folder"
+            )
         admin = self._backend.admin
         for subscription in await admin.list_subscriptions():
             await self.pushers.follow(subscription, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.emulator.backend import Backend
-from penstock.emulator.pages import page_of
+from penstock.emulator.pages import page_of, still_there
 from penstock.emulator.refusals import already_exists
 from penstock.emulator.resources import merged
 from penstock.errors import AlreadyExistsError, InvalidArgumentError
@@ -39,19 +39,19 @@ class Snapshots:
 
     async def update_snapshot(self, request: Any) -> Any:
         name = self._names.of(SNAPSHOTS, request.snapshot.name, "snapshot.name")
-        now = await self._described(name)
-        changed = merged(now, request.snapshot, request.update_mask)
-        self._backend.keep(now.name, changed)
-        return await self._described(name)
+        async with self._backend.changing:
+            now = await self._described(name)
+            changed = merged(now, request.snapshot, request.update_mask)
+            self._backend.keep(now.name, changed)
+            return await self._described(name)
 
     async def list_snapshots(self, request: Any) -> Any:
         project = self._names.project_of(request.project, "project")
         names = await self._admin.list_snapshots()
         own = [name for name in names if self._names.is_in(project, name)]
         page, token = page_of(own, request.page_size, request.page_token)
-        return _Listed(
-            snapshots=[await self._described(name) for name in page], next_page_token=token
-        )
+        found = await still_there(self._described, page)
+        return _Listed(snapshots=found, next_page_token=token)
 
     async def delete_snapshot(self, request: Any) -> Any:
         await self._admin.delete_snapshot(self._name(request))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
+
+from penstock.errors import DataLossError, FailedPreconditionError
 
 _decode = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 
@@ -15,14 +19,26 @@ class Store:
     """Bytes by key, in memory, and in one small file when it is given one.
 
     A change is on disk when the call returns: the file is written anew and put in place of the
-    old one, so that a crash leaves either. Made for what operators change, not for messages.
+    old one, so that a crash leaves either. Made for what operators change, not for messages. One
+    process has it at a time: each writes all that it knows.
     """
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self._kept: dict[str, bytes] = {}
-        if file is not None and file.exists():
-            self._kept = _decode(file.read_bytes())
+        self._lock: BinaryIO | None = None
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(file)
+            try:
+                self._kept = _read(file)
+            except DataLossError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def get(self, key: str) -> bytes | None:
         return self._kept.get(key)
@@ -47,7 +63,6 @@ class Store:
     def _save(self) -> None:
         if self._file is None:
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._file.with_suffix(".new")
         with fresh.open("wb") as out:
             out.write(msgspec.msgpack.encode(self._kept))
@@ -59,3 +74,26 @@ class Store:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _locked(file: Path) -> BinaryIO:
+    """Held while it is open; whoever is killed lets go of it."""
+    lock = file.with_suffix(".lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise FailedPreconditionError(
+            f"Another emulator has {file.parent}; connect to that one, or choose another folder"
+        ) from None
+    return lock
+
+
+def _read(file: Path) -> dict[str, bytes]:
+    try:
+        return _decode(file.read_bytes()) if file.exists() else {}
+    except msgspec.MsgspecError as error:
+        raise DataLossError(
+            f"{file} is damaged ({error}): it has labels, policies, schemas and push "
+            "configurations. Put a copy of it there, or move it away to go on without them"
+        ) from None

@@ -9,7 +9,7 @@ from penstock.broker import SubscriptionStatus
 from penstock.capabilities import update_subscription
 from penstock.config import TopicConfig
 from penstock.emulator.backend import Backend
-from penstock.emulator.pages import page_of
+from penstock.emulator.pages import page_of, still_there
 from penstock.emulator.refusals import already_exists
 from penstock.emulator.resources import merged, subscription_of
 from penstock.errors import AlreadyExistsError, NotFoundError
@@ -65,23 +65,24 @@ class Subscriptions:
         return Empty()
 
     async def _update(self, name: str, wanted: Any, mask: Any) -> Any:
-        status = await self._admin.describe_subscription(name)
-        subscription = merged(await self._of(status), wanted, mask)
-        config = read_subscription(subscription, self._names, status.config)
-        await self._push.check(subscription.push_config)
-        if config != status.config:
-            await update_subscription(self._backend.broker, config)
-            self._backend.subscription_changed(name, config)
-        self._backend.keep(subscription.name, subscription)
-        await self._push.follow(name, subscription.push_config)
-        return await self._described(name)
+        async with self._backend.changing:
+            status = await self._admin.describe_subscription(name)
+            subscription = merged(await self._of(status), wanted, mask)
+            config = read_subscription(subscription, self._names, status.config)
+            await self._push.check(subscription.push_config)
+            if config != status.config:
+                await update_subscription(self._backend.broker, config)
+                self._backend.subscription_changed(name, config)
+            self._backend.keep(subscription.name, subscription)
+            await self._push.follow(name, subscription.push_config)
+            return await self._described(name)
 
     async def list_subscriptions(self, request: Any) -> Any:
         project = self._names.project_of(request.project, "project")
         names = await self._admin.list_subscriptions()
         own = [name for name in names if self._names.is_in(project, name)]
         page, token = page_of(own, request.page_size, request.page_token)
-        found = [await self._described(name) for name in page]
+        found = await still_there(self._described, page)
         return _Listed(subscriptions=found, next_page_token=token)
 
     async def delete_subscription(self, request: Any) -> Any:

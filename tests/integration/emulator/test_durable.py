@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from google.api_core import exceptions
 from google.api_core.retry import Retry
@@ -24,9 +27,9 @@ class Process:
         self._process: subprocess.Popen[str] | None = None
         self.google: Google | None = None
 
-    def start(self) -> Google:
+    def command(self, **options: int) -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", "from penstock.cli.main import main; main()"]
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [
                 *command,
                 "emulator",
@@ -35,7 +38,11 @@ class Process:
             ],
             stdout=subprocess.PIPE,
             text=True,
+            **options,
         )
+
+    def start(self) -> Google:
+        self._process = self.command()
         assert self._process.stdout is not None
         self._port = int(self._process.stdout.readline().split()[-1])
         self.google = Google(f"127.0.0.1:{self._port}", "project-one")
@@ -149,6 +156,54 @@ def test_a_key_goes_on_from_where_it_was(emulator):
     emulator.kill()
     google = emulator.start()
     assert "".join(drain(google, sub, quiet=13)) == "cdef"
+
+
+def test_lists_and_updates_do_not_mind_what_others_do_meanwhile(emulator):
+    google = emulator.start()
+    topic = google.topic()
+    project = {"project": "projects/project-one"}
+    done = threading.Event()
+
+    def make_and_delete() -> None:
+        while not done.is_set():
+            brief, sub = google.pair()
+            google.subscriber.delete_subscription(request={"subscription": sub})
+            google.publisher.delete_topic(request={"topic": brief})
+
+    def update(field: str, value: object) -> None:
+        request = {"topic": {"name": topic, field: value}, "update_mask": {"paths": [field]}}
+        google.publisher.update_topic(request=request, retry=NEVER)
+
+    with ThreadPoolExecutor(4) as pool:
+        busy = pool.submit(make_and_delete)
+        for turn in range(30):
+            assert topic in {t.name for t in google.publisher.list_topics(request=project)}
+            list(google.subscriber.list_subscriptions(request=project))
+            labels = pool.submit(update, "labels", {"turn": str(turn)})
+            update("message_retention_duration", {"seconds": 600 + turn})
+            labels.result(10)
+            found = google.publisher.get_topic(request={"topic": topic})
+            assert found.labels == {"turn": str(turn)}
+            assert found.message_retention_duration.seconds == 600 + turn
+        done.set()
+        busy.result(10)
+
+
+def test_a_folder_has_one_emulator_at_a_time(emulator, tmp_path):
+    emulator.start()
+    other = Process(tmp_path / "data")
+    refused = other.command(stderr=subprocess.PIPE)
+    _, said = refused.communicate(timeout=20)
+    assert refused.returncode == 1
+    assert "Another emulator has" in said
+
+
+def test_what_is_durable_is_not_reset(emulator):
+    google = emulator.start()
+    topic = google.topic()
+    answer = httpx.post(f"http://{google.address}/reset")
+    assert (answer.status_code, "by name" in answer.text) == (400, True)
+    assert google.publisher.get_topic(request={"topic": topic}).name == topic
 
 
 def test_what_jetstream_does_not_have_is_said(emulator):

@@ -10,6 +10,7 @@ from penstock import DeadLetterPolicy, Draft, RetryPolicy
 from penstock.brokers.memory import MemoryBroker
 from penstock.config import SubscriptionConfig, TopicConfig
 from penstock.emulator.completing import completed
+from penstock.emulator.completing.deadlines import KeptDeadlines
 from penstock.emulator.completing.passing import PassingOn
 from penstock.message import AckResponse, Delivery, Settlement, Verb
 from penstock.testing import VirtualClock
@@ -78,6 +79,17 @@ def texts(deliveries: Sequence[Delivery]) -> list[str]:
 async def test_a_broker_that_does_it_all_is_used_as_it_is():
     memory = MemoryBroker(VirtualClock())
     assert completed(memory, VirtualClock()) is memory
+
+
+async def test_a_broker_that_keeps_order_is_left_to_do_so():
+    class Ordering(PassingOn):
+        @property
+        def capabilities(self):
+            return replace(self.broker.capabilities, sets_deadlines=False)
+
+    broker = completed(Ordering(MemoryBroker(VirtualClock())), VirtualClock())
+    assert broker.capabilities.sets_deadlines and broker.capabilities.ordering
+    assert isinstance(broker, KeptDeadlines)
 
 
 @pytest.mark.parametrize("seconds", [3, 10, 25, 600])

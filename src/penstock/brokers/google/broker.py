@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from math import ceil
 from typing import Self
 
 from penstock.broker import Capabilities
 from penstock.brokers.google.admin import GoogleAdmin
+from penstock.brokers.google.burying import bury
 from penstock.brokers.google.connection import Connection
 from penstock.brokers.google.inbox import Inbox
 from penstock.brokers.google.options import GoogleOptions
 from penstock.brokers.google.publishing import Publishing
 from penstock.brokers.google.settling import settle
-from penstock.clock import Clock, PreciseTime
-from penstock.config import SubscriptionConfig, split_name
+from penstock.clock import Clock
+from penstock.config import SubscriptionConfig
 from penstock.errors import (
     ClosedError,
+    InvalidArgumentError,
     NotFoundError,
     PenstockError,
     PermissionDeniedError,
     SubscriptionNotFoundError,
     TopicNotFoundError,
+    UnimplementedError,
 )
 from penstock.googlepubsub.messages import message
 from penstock.googlepubsub.names import SUBSCRIPTIONS, Names
@@ -37,7 +40,10 @@ from penstock.message import (
 )
 from penstock.rules.repeats import repeats
 
-_DEAD = "CloudPubSubDeadLetterSource"
+# A letter that could not be stored will hardly be so a moment later.
+_REJECTED_AGAIN_AFTER = 10
+# What a draft is refused for; nothing else is its own.
+_OF_A_DRAFT = (InvalidArgumentError, UnimplementedError)
 # A stream's deadline where the subscription may not be looked at.
 _ASSUMED_DEADLINE = 60.0
 
@@ -90,7 +96,9 @@ class GoogleBroker:
         answers = await self._publishing.publish(topic, drafts)
         errors = {answer.error for answer in answers if isinstance(answer, PublishFault)}
         if len(errors) == 1 and not any(isinstance(answer, Receipt) for answer in answers):
-            raise errors.pop()  # It is about the topic, not about any of them.
+            [error] = errors
+            if not isinstance(error, _OF_A_DRAFT):
+                raise error  # It is about the topic, not about any of them.
         return answers
 
     async def pull(
@@ -215,6 +223,8 @@ class GoogleBroker:
         self, inbox: Inbox, settlements: Sequence[Settlement]
     ) -> dict[int | None, list[str]]:
         """Ack ids by what is to be done: None acks, 0 gives back, seconds extend."""
+        rejected = [one.ack_id for one in settlements if one.verb is Verb.REJECT]
+        buried = await self._buried(inbox, rejected) if rejected else rejected
         groups: dict[int | None, list[str]] = {}
         for settlement in settlements:
             seconds: int | None = 0
@@ -225,26 +235,15 @@ class GoogleBroker:
                     # A nack that waits is a deadline that nobody keeps.
                     seconds = min(ceil(settlement.seconds or 0), 600)
                 case Verb.REJECT:
-                    seconds = None if await self._is_buried(inbox, settlement.ack_id) else 0
+                    seconds = None if settlement.ack_id in buried else _REJECTED_AGAIN_AFTER
             groups.setdefault(seconds, []).append(settlement.ack_id)
         return groups
 
-    async def _is_buried(self, inbox: Inbox, ack_id: str) -> bool:
-        """Google moves what fails too often; what is never to come again we move ourselves."""
-        policy, delivery = inbox.config.dead_letter_policy, inbox.lending.find(ack_id)
+    async def _buried(self, inbox: Inbox, ack_ids: Sequence[str]) -> Container[str]:
+        """Those of the rejected that need not come again."""
+        policy = inbox.config.dead_letter_policy
         if policy is None:
-            return True
-        if delivery is None:
-            return False
-        record = delivery.record
-        project, name = split_name(inbox.config.name, self.project)
-        published = PreciseTime.from_ns(record.publish_time_ns)
-        source = {
-            f"{_DEAD}DeliveryCount": str(delivery.delivery_attempt),
-            f"{_DEAD}Subscription": name,
-            f"{_DEAD}SubscriptionProject": project,
-            f"{_DEAD}TopicPublishTime": published.isoformat(),
-        }
-        draft = Draft(record.data, {**record.attributes, **source}, record.ordering_key)
-        [answer] = await self._publishing.publish(policy.topic, [draft])
-        return isinstance(answer, Receipt)
+            return ack_ids
+        found = [inbox.lending.find(ack_id) for ack_id in ack_ids]
+        held = [delivery for delivery in found if delivery is not None]
+        return await bury(self._publishing, self.project, inbox.config, policy, held)

@@ -46,6 +46,7 @@ class Inbox:
         self._arrivals = Arrivals() if config.message_ordering else None
         self._waiting: deque[tuple[float, Any]] = deque()
         self._asked = 0
+        self._asked_bytes = 0
         self._asked_at = clock.monotonic()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
@@ -57,6 +58,7 @@ class Inbox:
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Delivery]:
         until = self._clock.monotonic() + wait
         self._asked += max_messages
+        self._asked_bytes += max_bytes
         try:
             while True:
                 taken = self._take(max_messages, max_bytes)
@@ -78,12 +80,8 @@ class Inbox:
                 await self._next_news(remaining)
         finally:
             self._asked -= max_messages
+            self._asked_bytes -= max_bytes
             self._asked_at = self._clock.monotonic()
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing is under way: it may be forgotten."""
-        return not self._streams and not self._waiting and not self._asked
 
     async def close(self, error: PenstockError) -> None:
         """Give back what waits, so that others need not wait for it; pulls that wait raise."""
@@ -102,8 +100,10 @@ class Inbox:
     def _open_enough(self) -> None:
         """Streams whose windows hold what callers have and want."""
         wanted = self._asked + self.lending.count(self._clock.monotonic())
+        wanted_bytes = self._asked_bytes + self.lending.bytes
         window = sum(stream.window for stream in self._streams.values())
-        if wanted <= window:
+        window_bytes = sum(stream.window_bytes for stream in self._streams.values())
+        if wanted <= window and wanted_bytes <= window_bytes:
             return
         # At least as much again: a caller that asks for ever more gets few streams, not many.
         stream = Stream(
@@ -111,6 +111,7 @@ class Inbox:
             self._resource,
             ack_deadline=self._deadline,
             window=max(wanted - window, window),
+            window_bytes=max(wanted_bytes - window_bytes, window_bytes),
             deliver=self._arrived,
         )
         loop = asyncio.get_running_loop()

@@ -16,17 +16,22 @@ class Lending:
 
     def __init__(self) -> None:
         self._held: dict[str, Delivery] = {}
+        self.bytes = 0
+        """Of those that were held when they were last counted."""
         self._ends: Deadlines[str] = Deadlines()
 
     def begin(self, deliveries: Sequence[Delivery], now: float) -> None:
         """They are counted as held until the first of them expires: they came together."""
         held = {delivery.ack_id: delivery for delivery in deliveries}
+        for ack_id in held.keys() & self._held.keys():
+            self._drop(ack_id)
         self._held.update(held)
+        self.bytes += sum(delivery.record.size for delivery in held.values())
         self._ends.add(now + min(d.ack_deadline for d in deliveries), list(held))
 
     def count(self, now: float) -> int:
         for ack_id in self._ends.pop_due(now):
-            self._held.pop(ack_id, None)
+            self._drop(ack_id)
         return len(self._held)
 
     def find(self, ack_id: str) -> Delivery | None:
@@ -39,8 +44,14 @@ class Lending:
 
     def settled(self, ack_ids: Iterable[str]) -> None:
         for ack_id in ack_ids:
-            if self._held.pop(ack_id, None) is not None:
+            if self._drop(ack_id):
                 self._ends.discard(ack_id)
+
+    def _drop(self, ack_id: str) -> bool:
+        delivery = self._held.pop(ack_id, None)
+        if delivery is not None:
+            self.bytes -= delivery.record.size
+        return delivery is not None
 
 
 class Arrivals:

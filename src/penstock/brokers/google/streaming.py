@@ -21,7 +21,7 @@ _PERSISTENCE = Persistence(backoff=Backoff(initial=0.1, maximum=10.0), attempts=
 _PROVEN_AFTER = 10.0
 # Google takes a stream for dead after a minute without a word.
 _KEEPALIVE = 20.0
-_MOST_BYTES = 2**30
+_MOST_BYTES = 2**40
 
 
 class Stream:
@@ -34,9 +34,11 @@ class Stream:
         *,
         ack_deadline: int,
         window: int,
+        window_bytes: int,
         deliver: Callable[[Sequence[Any]], Awaitable[None]],
     ) -> None:
         self.window = window
+        self.window_bytes = window_bytes
         self._connection = connection
         self._resource = resource
         self._deliver = deliver
@@ -45,7 +47,7 @@ class Stream:
             subscription=resource,
             stream_ack_deadline_seconds=ack_deadline,
             max_outstanding_messages=window,
-            max_outstanding_bytes=_MOST_BYTES,
+            max_outstanding_bytes=min(window_bytes, _MOST_BYTES),
             client_id=f"penstock-{id(self):x}",
         )
 

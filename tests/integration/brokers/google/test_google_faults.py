@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from penstock import Draft, connect
-from penstock.config import SubscriptionConfig, TopicConfig
+from penstock.config import DeadLetterPolicy, SubscriptionConfig, TopicConfig
 from penstock.emulator import Emulator
 from penstock.errors import (
     AlreadyExistsError,
@@ -163,13 +163,12 @@ async def test_a_message_that_google_refuses_takes_no_other_with_it():
         broker = await connect(url)
         together = await broker.publish("orders", [Draft.of(name.encode()) for name in names])
         apart = await asyncio.gather(
-            *(broker.publish("orders", [Draft.of(name.encode())]) for name in names),
-            return_exceptions=True,
+            *(broker.publish("orders", [Draft.of(name.encode())]) for name in names)
         )
         await broker.aclose()
-    assert [isinstance(one, PublishFault) for one in together] == ["bad" in n for n in names]
-    assert all(isinstance(o.error, InvalidArgumentError) for o in together if hasattr(o, "error"))
-    assert [isinstance(one, InvalidArgumentError) for one in apart] == ["bad" in n for n in names]
+    for answers in (together, [answer for [answer] in apart]):
+        errors = [getattr(answer, "error", None) for answer in answers]
+        assert [isinstance(e, InvalidArgumentError) for e in errors] == ["bad" in n for n in names]
     assert sorted(stored) == sorted(name for name in names * 2 if "good" in name)
 
 
@@ -322,6 +321,27 @@ async def test_google_is_asked_for_what_callers_can_take_and_no_more():
         await broker.aclose()
 
 
+async def test_google_is_asked_for_no_more_bytes_than_callers_have_room_for():
+    mb = 10**6
+    async with Emulator(project="project-one") as emulator:
+        broker = await connect(f"pubsub://project-one?emulator={emulator.address}")
+        other = await connect(f"pubsub://project-one?emulator={emulator.address}")
+        await broker.admin.create_topic(TopicConfig(name="orders"))
+        await broker.admin.create_subscription(SubscriptionConfig(name="billing", topic="orders"))
+        await broker.publish("orders", [Draft.of(b"x" * mb)] * 8)
+        first, second = [
+            await client.pull("billing", max_messages=99, max_bytes=2 * mb, wait=5)
+            for client in (broker, other)
+        ]
+        assert (len(first), len(second)) == (2, 2)
+        # What the first has not asked for is there for others.
+        rest = 0
+        while rest < 4:
+            rest += len(await other.pull("billing", max_messages=99, max_bytes=99 * mb, wait=5))
+        await broker.aclose()
+        await other.aclose()
+
+
 async def test_what_nobody_asked_for_is_given_back_at_the_end():
     google = ScriptedGoogle(
         get_subscription=described,
@@ -436,6 +456,29 @@ async def test_an_ack_id_that_google_never_gave_keeps_no_other_from_being_acked(
     assert responses == [AckResponse.SUCCESS] * 100
     assert sorted(acked) == sorted(ids)
     assert len(google.named("Acknowledge")) <= 1 + 2 * 7  # halves, not one by one
+
+
+async def test_a_rejected_message_is_buried_with_its_id_and_subject_or_comes_again_later(caplog):
+    policy = DeadLetterPolicy(topic="dead", max_delivery_attempts=5)
+    async with Emulator(project="project-one") as emulator:
+        broker = await connect(f"pubsub://project-one?emulator={emulator.address}")
+        for topic in ("orders", "dead"):
+            await broker.admin.create_topic(TopicConfig(name=topic))
+        for name, topic, dead in (("billing", "orders", policy), ("grave", "dead", None)):
+            config = SubscriptionConfig(name=name, topic=topic, dead_letter_policy=dead)
+            await broker.admin.create_subscription(config)
+        await broker.publish("orders", [Draft.of(b"x", None, None, "my-id", "orders.eu")])
+        [rejected] = await pull(broker)
+        await broker.settle("billing", [Settlement(rejected.ack_id, Verb.REJECT)])
+        [letter] = await broker.pull("grave", max_messages=9, max_bytes=10**6, wait=5)
+        assert (letter.record.message_id, letter.record.subject) == ("my-id", "orders.eu")
+        await broker.admin.delete_topic("dead")
+        await broker.publish("orders", [Draft.of(b"y")])
+        [rejected] = await pull(broker)
+        await broker.settle("billing", [Settlement(rejected.ack_id, Verb.REJECT)])
+        assert await pull(broker, wait=0.5) == []
+        await broker.aclose()
+    assert "rejected by subscription 'billing', comes again" in caplog.text
 
 
 async def test_what_a_subscription_was_changed_to_counts_at_once():
