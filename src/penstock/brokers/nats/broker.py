@@ -103,7 +103,7 @@ class NatsBroker:
         self._ordered: dict[tuple[str, str], OrderedQueue] = {}
         self._catalogue.on_forget = self._forget
         self._catalogue.on_change = self._reconfigure
-        connection.on_denied = self._publishing.denied
+        connection.on_denied = self._denied
 
     @classmethod
     async def connect(cls, url: str, clock: Clock) -> Self:
@@ -229,6 +229,13 @@ class NatsBroker:
                 _delivery,
             )
         return queue
+
+    def _denied(self, text: str) -> None:
+        """The server says that this user may not do something."""
+        self._publishing.denied(text)
+        self._pulling.denied(text)
+        for queue in self._ordered.values():
+            queue.denied(text)
 
     def _forget(self, consumer: Consumer) -> None:
         """It is gone, or another than it was."""
