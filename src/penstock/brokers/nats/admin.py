@@ -18,6 +18,7 @@ from penstock.brokers.nats.protocol.configuration import (
     consumer_config,
     consumer_of,
     finished_consumer,
+    seen_subjects,
     stream_config,
     topic_config,
     unfinished,
@@ -218,8 +219,8 @@ class NatsAdmin:
         backlog = info["num_pending"] + info["num_ack_pending"]
         age = 0.0
         if backlog:
-            after = info["ack_floor"]["stream_seq"]
-            oldest = await self._log.first_after(config.topic, after)
+            after, subjects = info["ack_floor"]["stream_seq"], seen_subjects(info["config"])
+            oldest = await self._log.first_after(config.topic, after, subjects)
             if oldest is not None:
                 age = max(0.0, (self._clock.time_ns() - oldest.publish_time_ns) / NS)
         return SubscriptionStatus(

@@ -145,6 +145,29 @@ async def test_a_durable_that_is_the_only_one_of_its_name_needs_no_topic(server)
         assert (message.subject, message.data) == ("lonely.b", b"lonely.b")
 
 
+@pytest.mark.parametrize("direct", [True, False])
+async def test_the_age_of_a_backlog_is_that_of_what_a_consumer_sees(server, direct):
+    name = f"AGED-{direct}"
+    async with both(server) as (theirs, pubsub):
+        js = theirs.jetstream()
+        await js.add_stream(name=name, subjects=[f"{name}.*"], allow_direct=direct)
+        for filters in (["b"], ["b", "c"], ["a", "b", "c"]):
+            subjects = [f"{name}.{one}" for one in filters]
+            config = ConsumerConfig(durable_name="-".join(filters), filter_subjects=subjects)
+            await js.add_consumer(name, config)
+        await js.publish(f"{name}.a", b"old")
+        await asyncio.sleep(0.2)
+        await js.publish(f"{name}.c", b"younger")
+        await js.publish(f"{name}.b", b"youngest")
+        ages = []
+        for durable, backlog in (("b", 1), ("b-c", 2), ("a-b-c", 3)):
+            status = await pubsub.topic(name).subscription(ServerName(durable)).describe()
+            assert status.backlog == backlog
+            ages.append(status.oldest_age)
+        # Looked at one after the other: what was published before is older by that much at least.
+        assert 0 < ages[0] < ages[1] < ages[2] - 0.2
+
+
 async def test_a_work_queue_with_a_backlog_is_worked_off(server):
     async with both(server) as (theirs, pubsub):
         js = theirs.jetstream()

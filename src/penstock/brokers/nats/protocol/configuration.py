@@ -313,7 +313,7 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             message_retention=marked.get("retention", 7 * DAY),
             replicas=config.get("num_replicas") or None,
             expires_after=marked.get("expires"),
-            subjects=_seen_subjects(config, marked),
+            subjects=_asked_subjects(config, marked),
         ),
         next(iter(config.get("priority_groups") or ()), ""),
         PullLimits(
@@ -331,10 +331,13 @@ def _dead_letter_policy(topic: str, attempts: int) -> DeadLetterPolicy:
     return DeadLetterPolicy(topic=known, max_delivery_attempts=attempts)
 
 
-def _seen_subjects(config: dict[str, Any], marked: dict[str, Any]) -> tuple[str, ...]:
+def _asked_subjects(config: dict[str, Any], marked: dict[str, Any]) -> tuple[str, ...]:
     """Those that were asked for; of a consumer that somebody else made, those it has."""
-    if marked:
-        return tuple(marked.get("subjects", ()))
+    return tuple(marked.get("subjects", ())) if marked else seen_subjects(config)
+
+
+def seen_subjects(config: dict[str, Any]) -> tuple[str, ...]:
+    """Those that the server lets a consumer see; none: all."""
     one = config.get("filter_subject")
     return (one,) if one else tuple(config.get("filter_subjects") or ())
 
