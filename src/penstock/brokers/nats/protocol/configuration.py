@@ -62,9 +62,7 @@ class Consumer(msgspec.Struct, frozen=True):
 
 def stream_config(config: TopicConfig) -> dict[str, Any]:
     """A topic as a stream: kept by age, in a file, read by anybody who may."""
-    # What waits in a work queue waits for ever, unless somebody says otherwise.
-    keep = config.message_retention or (0.0 if config.work_queue else _KEEP_AT_LEAST)
-    window = min(config.duplicate_window, keep or config.duplicate_window) or 0.1
+    keep = _kept_for(config.message_retention, config.work_queue)
     return {
         "name": encode_name(config.name),
         "subjects": list(config.subjects) or _own_subjects(config.name),
@@ -72,7 +70,7 @@ def stream_config(config: TopicConfig) -> dict[str, Any]:
         "storage": "file",
         "discard": "old",
         "max_age": int(keep * NS),
-        "duplicate_window": int(window * NS),
+        "duplicate_window": int(_window(config.duplicate_window, keep) * NS),
         "allow_direct": True,
         "allow_atomic": True,
         "allow_msg_ttl": True,
@@ -87,6 +85,16 @@ def stream_config(config: TopicConfig) -> dict[str, Any]:
             ).decode()
         },
     }
+
+
+def _kept_for(retention: float, work_queue: bool) -> float:
+    """Seconds; 0: for ever. So waits what waits in a work queue, unless somebody says otherwise."""
+    return retention or (0.0 if work_queue else _KEEP_AT_LEAST)
+
+
+def _window(duplicates: float, keep: float) -> float:
+    """The server wants one, and none that is longer than it keeps messages."""
+    return min(duplicates, keep or duplicates) or 0.1
 
 
 def _own_subjects(topic: str) -> list[str]:
@@ -158,14 +166,22 @@ def keeps_by_limits(info: dict[str, Any]) -> bool:
 def topic_config(info: dict[str, Any]) -> TopicConfig:
     config = info["config"]
     marked = _marked(config)
+    work_queue = config.get("retention") == "workqueue"
+    # What was asked for, as long as nobody has changed what became of it.
+    retention, age = marked.get("retention"), config["max_age"]
+    if retention is None or int(_kept_for(retention, work_queue) * NS) != age:
+        retention = min(age / NS, 31 * DAY)
+    duplicates, window = marked.get("duplicates"), config.get("duplicate_window", 0)
+    if duplicates is None or int(_window(duplicates, age / NS) * NS) != window:
+        duplicates = min(window / NS, DAY)
     return TopicConfig(
         name=own_name(config["name"]),
-        message_retention=marked.get("retention", min(config["max_age"] / NS, 31 * DAY)),
-        duplicate_window=marked.get("duplicates", min(config.get("duplicate_window", 0) / NS, DAY)),
+        message_retention=retention,
+        duplicate_window=duplicates,
         routed_attributes=tuple(marked.get("routed", ())),
         replicas=config.get("num_replicas", 1),
         subjects=_subjects_of(config),
-        work_queue=config.get("retention") == "workqueue",
+        work_queue=work_queue,
     )
 
 
@@ -231,9 +247,8 @@ def updated_consumer(
     begins = int(_marked(now).get("begins", 1))
     before = consumer_config(known, routed, begins)
     wanted = consumer_config(config, routed, begins)
-    changed = {
-        key: wanted[key] for key in ("ack_wait", "max_deliver") if wanted[key] != before[key]
-    }
+    keys = ("ack_wait", "max_deliver", "num_replicas")
+    changed = {key: wanted[key] for key in keys if wanted[key] != before[key]}
     ends, ended = (one.get("inactive_threshold", 0) for one in (wanted, before))
     if ends != ended:
         changed["inactive_threshold"] = ends
@@ -312,7 +327,7 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             retain_acked_messages=marked.get("retain_acked", False),
             message_retention=marked.get("retention", 7 * DAY),
             replicas=config.get("num_replicas") or None,
-            expires_after=marked.get("expires"),
+            expires_after=_expires_after(config),
             subjects=_asked_subjects(config, marked),
         ),
         next(iter(config.get("priority_groups") or ()), ""),
@@ -324,6 +339,11 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
         ),
         config.get("ack_policy") == "all",
     )
+
+
+def _expires_after(config: dict[str, Any]) -> float | None:
+    idle = config.get("inactive_threshold", 0) / NS
+    return max(idle, 1.0) if idle else None
 
 
 def _dead_letter_policy(topic: str, attempts: int) -> DeadLetterPolicy:
