@@ -10,13 +10,8 @@ from typing import Any
 import msgspec
 
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.protocol.configuration import (
-    REPLICAS,
-    Consumer,
-    assumed_consumer,
-    consumer_of,
-    topic_config,
-)
+from penstock.brokers.nats.protocol.configuration import REPLICAS, topic_config
+from penstock.brokers.nats.protocol.consumers import Consumer, assumed_consumer, consumer_of
 from penstock.brokers.nats.protocol.errors import NotClusteredError
 from penstock.brokers.nats.protocol.headers import NOTHING, encode_name
 from penstock.config import SubscriptionName

@@ -21,7 +21,7 @@ from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.key_book import KeyBook
 from penstock.brokers.nats.log import NatsLog
-from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied
 from penstock.brokers.nats.protocol.headers import pin_of, status_of
 from penstock.brokers.nats.protocol.records import Raw

@@ -19,12 +19,8 @@ from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.publishing import Publishing
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.log import NatsLog
-from penstock.brokers.nats.protocol.configuration import (
-    Consumer,
-    consumer_of,
-    seen_subjects,
-    topic_config,
-)
+from penstock.brokers.nats.protocol.configuration import topic_config
+from penstock.brokers.nats.protocol.consumers import Consumer, consumer_of, seen_subjects
 from penstock.brokers.nats.protocol.headers import encode_name, own_name
 from penstock.brokers.nats.protocol.records import answered_record
 from penstock.clock import NS, Clock, PreciseTime

@@ -9,7 +9,7 @@ import nats
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy
 
-from penstock import FlowControl, ManagedPublisher, PubSub, ServerName
+from penstock import DeadLetterPolicy, FlowControl, ManagedPublisher, PubSub, ServerName
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, SubscriptionNotFoundError
 from penstock.message import Draft, PublishFault, Settlement, Verb
 from penstock.testing.waiting import eventually
@@ -399,6 +399,26 @@ async def test_headers_that_are_repeated_are_kept(server):
         broker = await pubsub.broker()
         [[record]] = [batch async for batch in broker.log.read("HEADERS", 1, 1)]
         assert record.attributes == expected
+
+
+async def test_dead_letters_need_a_topic_that_takes_them(server):
+    async with both(server) as (theirs, pubsub):
+        js = theirs.jetstream()
+        await js.add_stream(name="FAILS", subjects=["fails"])
+        await js.add_stream(name="LETTERS", subjects=["letters.*"])
+        await js.add_consumer("FAILS", ConsumerConfig(durable_name="fails"))
+        sub = pubsub.topic("FAILS").subscription("fails")
+        policy = DeadLetterPolicy(topic="LETTERS", max_delivery_attempts=1)
+        with pytest.raises(InvalidArgumentError, match=r"'LETTERS'.*letters\.\*"):
+            await sub.update(dead_letter_policy=policy)
+        await pubsub.topic("LETTERS").update(subjects=["letters.*", "LETTERS"])
+        await sub.update(dead_letter_policy=policy)
+        await js.publish("fails", b"x")
+        broker = await pubsub.broker()
+        [failed] = await broker.pull("fails", max_messages=1, max_bytes=100, wait=5)
+        await broker.settle("fails", [Settlement(failed.ack_id, Verb.NACK)])
+        letter = await js.get_last_msg("LETTERS", "LETTERS")
+        assert letter.data == b"x"
 
 
 async def test_what_others_set_survives_our_changes(server):

@@ -6,12 +6,14 @@ import pytest
 
 from penstock import DeadLetterPolicy, ServerName
 from penstock.brokers.nats.protocol.configuration import (
-    consumer_config,
-    consumer_of,
     stream_config,
     topic_config,
-    updated_consumer,
     updated_stream,
+)
+from penstock.brokers.nats.protocol.consumers import (
+    consumer_config,
+    consumer_of,
+    updated_consumer,
 )
 from penstock.clock import NS
 from penstock.config import DAY, SubscriptionConfig, TopicConfig

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied, no_answer, odd_status
 from penstock.brokers.nats.protocol.headers import (
     CONFLICT,
