@@ -15,17 +15,20 @@ from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.dead_letters import ADVISORIES, DeadLetterMover
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.configuration import (
+    stream_config,
+    topic_config,
+    updated_stream,
+)
+from penstock.brokers.nats.protocol.consumers import (
     Consumer,
     consumer_config,
     consumer_of,
     finished_consumer,
-    stream_config,
-    topic_config,
+    seen_subjects,
     unfinished,
     updated_consumer,
-    updated_stream,
 )
-from penstock.brokers.nats.protocol.headers import encode_name, own_name
+from penstock.brokers.nats.protocol.headers import encode_name, own_name, stores
 from penstock.brokers.nats.releases import RELEASES, Releases
 from penstock.clock import NS, Clock, to_ns
 from penstock.config import SubscriptionConfig, SubscriptionName, TopicConfig
@@ -103,7 +106,7 @@ class NatsAdmin:
             parse_filter(config.filter)
         topic = await self._catalogue.stream_info(config.topic)
         if config.dead_letter_policy is not None:
-            await self._catalogue.stream_info(config.dead_letter_policy.topic)
+            await self._check_takes_letters(config.dead_letter_policy.topic)
         try:
             existing = await self._catalogue.consumer_info(config.address)
         except SubscriptionNotFoundError:
@@ -162,7 +165,7 @@ class NatsAdmin:
         consumer.config.check_change(config, filter_too=True)
         routed = topic_config(await self._catalogue.stream_info(config.topic)).routed_attributes
         if config.dead_letter_policy is not None:
-            await self._catalogue.stream_info(config.dead_letter_policy.topic)
+            await self._check_takes_letters(config.dead_letter_policy.topic)
             await self._mover.prepare(consumer)
             await self._releases.prepare()
         updated = await self._update(consumer, updated_consumer(info, config, routed))
@@ -220,8 +223,8 @@ class NatsAdmin:
         backlog = info["num_pending"] + info["num_ack_pending"]
         age = 0.0
         if backlog:
-            after = info["ack_floor"]["stream_seq"]
-            oldest = await self._log.first_after(config.topic, after)
+            after, subjects = info["ack_floor"]["stream_seq"], seen_subjects(info["config"])
+            oldest = await self._log.first_after(config.topic, after, subjects)
             if oldest is not None:
                 age = max(0.0, (self._clock.time_ns() - oldest.publish_time_ns) / NS)
         return SubscriptionStatus(
@@ -263,6 +266,15 @@ class NatsAdmin:
     async def _first_since(self, topic: str, moment: datetime) -> int:
         record = await self._log.first_since(topic, to_ns(moment))
         return (await self._log.extent(topic)).end if record is None else record.sequence
+
+    async def _check_takes_letters(self, topic: str) -> None:
+        """Letters go to a topic on its own name, which a stream of others need not have."""
+        subjects = topic_config(await self._catalogue.stream_info(topic)).subjects
+        if not stores(topic, topic, subjects):
+            raise InvalidArgumentError(
+                f"Topic {topic!r} cannot take dead letters: it stores {', '.join(subjects)}, and "
+                "not its own name; add that to its subjects, or choose another"
+            )
 
     async def _exists(self, topic: str) -> bool:
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-import msgspec
-
 from penstock.broker import Capabilities
 from penstock.brokers.nats.admin import NatsAdmin
 from penstock.brokers.nats.aio.connection import Connection
@@ -15,18 +13,17 @@ from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.aio.pushing import PushInbox
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.dead_letters import DeadLetterMover
+from penstock.brokers.nats.failing import Failing
 from penstock.brokers.nats.loans import Loans, foreign_ids, needs_loans
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.ordered import OrderedQueue
 from penstock.brokers.nats.protocol.address import NatsOptions
-from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_ack_subject
 from penstock.brokers.nats.releases import Releases
 from penstock.brokers.nats.snapshots import Snapshots
-from penstock.clock import NS, Clock, PreciseTime
-from penstock.config import SubscriptionConfig, split_name
+from penstock.clock import Clock
 from penstock.errors import (
-    InvalidArgumentError,
     PenstockError,
     PermissionDeniedError,
     SubscriptionNotFoundError,
@@ -39,16 +36,11 @@ from penstock.message import (
     Draft,
     PublishFault,
     Receipt,
-    Record,
     Settlement,
     Verb,
 )
 from penstock.rules.filters import parse_filter
 from penstock.rules.repeats import repeats
-
-_DEAD = "CloudPubSubDeadLetterSource"
-# Seconds until a message is looked at again that could not be moved to the dead letters.
-_TRY_AGAIN_AFTER = 10.0
 
 
 class NatsBroker:
@@ -89,11 +81,12 @@ class NatsBroker:
         self._publishing = Publishing(connection, self._catalogue)
         self._pulling = Pulling(connection)
         self.log = NatsLog(connection, self._catalogue, self._pulling)
-        self._mover = DeadLetterMover(
-            connection, self._catalogue, self._pulling, self.log, self._to_dead_letters
-        )
         self._releases = Releases(connection, self._catalogue)
         self._pulling.giving_back = self._releases.giving_back
+        self._failing = Failing(self._publishing, self._pulling, self._releases, self.project)
+        self._mover = DeadLetterMover(
+            connection, self._catalogue, self._pulling, self.log, self._failing.move
+        )
         kept = Snapshots(connection, self._catalogue, self.log, self._publishing, clock)
         self.admin = NatsAdmin(
             connection, self._catalogue, self.log, self._mover, self._releases, kept, clock
@@ -104,7 +97,7 @@ class NatsBroker:
         self._ordered: dict[tuple[str, str], OrderedQueue] = {}
         self._catalogue.on_forget = self._forget
         self._catalogue.on_change = self._reconfigure
-        connection.on_denied = self._publishing.denied
+        connection.on_denied = self._denied
 
     @classmethod
     async def connect(cls, url: str, clock: Clock) -> Self:
@@ -231,6 +224,13 @@ class NatsBroker:
             )
         return queue
 
+    def _denied(self, text: str) -> None:
+        """The server says that this user may not do something."""
+        self._publishing.denied(text)
+        self._pulling.denied(text)
+        for queue in self._ordered.values():
+            queue.denied(text)
+
     def _forget(self, consumer: Consumer) -> None:
         """It is gone, or another than it was."""
         self._loans.pop(consumer.key, None)
@@ -256,7 +256,7 @@ class NatsBroker:
             if consumer.config.filter:
                 deliveries = await self._filtered(consumer, deliveries)
             if consumer.config.dead_letter_policy is not None:
-                deliveries = await self._without_spent(consumer, deliveries)
+                deliveries = await self._failing.without_spent(consumer, deliveries)
         except BaseException:
             self._pulling.give_back([delivery.ack_id.encode() for delivery in taken])
             if queue is not None:
@@ -276,29 +276,6 @@ class NatsBroker:
         others = [d for d in deliveries if not matches(d.record.attributes)]
         await self._pulling.write_acks([(d.ack_id.encode(), b"+ACK") for d in others])
         return [d for d in deliveries if matches(d.record.attributes)]
-
-    async def _without_spent(
-        self, consumer: Consumer, deliveries: list[Delivery]
-    ) -> list[Delivery]:
-        """Whoever had the last attempt at some of these died or was too slow: they are moved to the
-        dead letters, or wait until that can be done."""
-        policy = consumer.config.dead_letter_policy
-        if policy is None or all(
-            d.delivery_attempt <= policy.max_delivery_attempts for d in deliveries
-        ):
-            return deliveries
-        kept: list[Delivery] = []
-        for delivery in deliveries:
-            attempts = delivery.delivery_attempt
-            if attempts > policy.max_delivery_attempts:
-                attempts -= await self._releases.count(consumer, delivery.record.sequence)
-            if attempts <= policy.max_delivery_attempts:
-                kept.append(msgspec.structs.replace(delivery, delivery_attempt=max(attempts, 1)))
-                continue
-            moved = await self._to_dead_letters(consumer.config, delivery.record, attempts - 1)
-            answer = b"+ACK" if moved else b'-NAK {"delay": %d}' % int(_TRY_AGAIN_AFTER * NS)
-            await self._pulling.write_acks([(delivery.ack_id.encode(), answer)])
-        return kept
 
     async def settle(
         self, subscription: str, settlements: Sequence[Settlement]
@@ -326,7 +303,8 @@ class NatsBroker:
             if settlement.verb is Verb.RELEASE:
                 acks += self._releases.giving_back([ack_id.encode()])
             else:
-                acks.append((ack_id.encode(), await self._answer(consumer, settlement, loans)))
+                answer = await self._failing.answer(consumer, settlement, loans)
+                acks.append((ack_id.encode(), answer))
             answered.append(settlement)
         queue = self._ordered.get(consumer.key)
         if acks and (config.enable_exactly_once_delivery or queue is not None):
@@ -355,82 +333,6 @@ class NatsBroker:
         consumer = await self._catalogue.consumer(subscription)
         lent = parse_ack_subject(ack_id.encode())
         return max(lent.delivered - await self._releases.count(consumer, lent.sequence), 1)
-
-    async def _answer(
-        self, consumer: Consumer, settlement: Settlement, loans: Loans | None
-    ) -> bytes:
-        """What to tell the server, after moving a spent message to the dead letters."""
-        config = consumer.config
-        match settlement.verb:
-            case Verb.ACK:
-                return b"+ACK"
-            case Verb.EXTEND if settlement.seconds:
-                return b"+WPI"
-            case Verb.REJECT:
-                attempts = parse_ack_subject(settlement.ack_id.encode()).delivered
-                if loans is not None and await self._dead_letter(
-                    config, settlement, loans, attempts
-                ):
-                    return b"+ACK"
-                return b"+TERM" if config.dead_letter_policy is None else b"-NAK"
-        policy = config.dead_letter_policy
-        lent = parse_ack_subject(settlement.ack_id.encode())
-        attempts = lent.delivered
-        if policy is not None and attempts >= policy.max_delivery_attempts:
-            attempts -= await self._releases.count(consumer, lent.sequence)
-            spent = attempts >= policy.max_delivery_attempts
-            if (
-                spent
-                and loans is not None
-                and await self._dead_letter(config, settlement, loans, attempts)
-            ):
-                return b"+ACK"
-        delay = settlement.seconds
-        if delay is None and config.retry_policy is not None:
-            delay = config.retry_policy.delay(max(attempts, 1))
-        return b'-NAK {"delay": %d}' % int(delay * NS) if delay else b"-NAK"
-
-    async def _dead_letter(
-        self, config: SubscriptionConfig, settlement: Settlement, loans: Loans, attempts: int
-    ) -> bool:
-        """Publish a spent message to the dead letters; False when that failed, so that it stays."""
-        if settlement.ack_id in loans.moved:
-            return True
-        record = loans.record(settlement.ack_id)
-        if record is None:
-            return False
-        moved = await self._to_dead_letters(config, record, attempts)
-        if moved:
-            loans.moved.add(settlement.ack_id)
-        return moved
-
-    async def _to_dead_letters(
-        self, config: SubscriptionConfig, record: Record, delivered: int
-    ) -> bool:
-        policy = config.dead_letter_policy
-        if policy is None:
-            return False
-        project, name = split_name(config.name, self.project)
-        source = {
-            f"{_DEAD}DeliveryCount": str(delivered),
-            f"{_DEAD}Subscription": name,
-            f"{_DEAD}SubscriptionProject": project,
-            f"{_DEAD}TopicPublishTime": PreciseTime.from_ns(record.publish_time_ns).isoformat(),
-        }
-        # The same id from whoever moves it: it arrives once.
-        message_id = f"dead/{config.topic}/{config.name}/{record.sequence}"
-        answer: Receipt | PublishFault | None = None
-        # A message may fill what the server takes: better without saying where it is from than
-        # not moved at all.
-        for attributes in ({**record.attributes, **source}, record.attributes):
-            draft = Draft(record.data, attributes, record.ordering_key, message_id)
-            try:
-                [answer] = await self._publishing.publish(policy.topic, [draft])
-            except PenstockError:
-                return False
-            if isinstance(answer, Receipt) or not isinstance(answer.error, InvalidArgumentError):
-                break
-        return isinstance(answer, Receipt)
 
     async def ping(self) -> float:
         return await self._connection.ping()

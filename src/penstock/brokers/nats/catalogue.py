@@ -10,13 +10,8 @@ from typing import Any
 import msgspec
 
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.protocol.configuration import (
-    REPLICAS,
-    Consumer,
-    assumed_consumer,
-    consumer_of,
-    topic_config,
-)
+from penstock.brokers.nats.protocol.configuration import REPLICAS, topic_config
+from penstock.brokers.nats.protocol.consumers import Consumer, assumed_consumer, consumer_of
 from penstock.brokers.nats.protocol.errors import NotClusteredError
 from penstock.brokers.nats.protocol.headers import NOTHING, encode_name
 from penstock.config import SubscriptionName
@@ -105,6 +100,7 @@ class Catalogue:
         if known is None:
             try:
                 known = _usable(consumer_of(await self._find(*asked)))
+                self._looked[asked] = asyncio.get_running_loop().time()
             except PermissionDeniedError:
                 # Pulling needs no more than the name of the stream, if somebody tells it.
                 topic = asked[1] or next(iter(self._connection.options.topics), "")
@@ -114,7 +110,6 @@ class Catalogue:
             # By its full address as well: that is how it is asked for once it is found.
             self._consumers[known.config.name, known.config.topic] = known
             self._consumers[asked] = known
-            self._looked[asked] = asyncio.get_running_loop().time()
         return known
 
     async def consumer_info(self, subscription: str) -> dict[str, Any]:
@@ -188,6 +183,7 @@ class Catalogue:
         """Find out in passing whether somebody has changed a subscription that is in use."""
         asked, now = _asked_for(subscription), asyncio.get_running_loop().time()
         consumer = self._consumers.get(asked)
+        # Who may not look at it never did.
         if consumer is None or now - self._looked.get(asked, now) < _LOOK_AGAIN_AFTER:
             return
         self._looked[asked] = now

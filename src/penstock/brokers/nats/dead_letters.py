@@ -19,7 +19,7 @@ from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.log import NatsLog
-from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.clock import NS
 from penstock.config import DAY, SubscriptionConfig
 from penstock.errors import AlreadyExistsError, PenstockError

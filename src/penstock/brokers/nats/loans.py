@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.config import SubscriptionConfig
 from penstock.message import Delivery, Record, Settlement, Verb
 from penstock.rules.deadlines import Deadlines

@@ -6,7 +6,8 @@ Streams of others may not allow it. Of those each message is asked for, which ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from operator import attrgetter
 
 from penstock.broker import Extent
 from penstock.brokers.nats.aio.connection import Connection
@@ -62,17 +63,22 @@ class NatsLog:
             if batch:
                 yield batch
 
-    async def first_after(self, topic: str, sequence: int) -> Record | None:
-        """The first record beyond a sequence, if there is one."""
-        return await self._first(topic, {"seq": sequence + 1})
+    async def first_after(
+        self, topic: str, sequence: int, subjects: Sequence[str] = ()
+    ) -> Record | None:
+        """The first record beyond a sequence, if there is one; on these subjects, if any."""
+        place = {"seq": sequence + 1}
+        found = [await self._first(topic, place, subject) for subject in subjects or (">",)]
+        return min(filter(None, found), key=attrgetter("sequence"), default=None)
 
     async def first_since(self, topic: str, moment_ns: int) -> Record | None:
         """The first record stored at or after a moment, if there is one."""
-        return await self._first(topic, {"start_time": moment_text(moment_ns)})
+        return await self._first(topic, {"start_time": moment_text(moment_ns)}, ">")
 
-    async def _first(self, topic: str, place: dict[str, object]) -> Record | None:
-        found = await self._get(topic, {**place, "batch": 1}, 1)
-        return direct_record(topic, found[0]) if found else await self._on_leader(topic, place)
+    async def _first(self, topic: str, place: Mapping[str, object], subject: str) -> Record | None:
+        wanted = {**place, "next_by_subj": subject}
+        found = await self._get(topic, {**wanted, "batch": 1}, 1)
+        return direct_record(topic, found[0]) if found else await self._on_leader(topic, wanted)
 
     async def _records(self, topic: str, at: int, last: int) -> AsyncIterator[list[Record]]:
         raws = await self._read(topic, at, last)
@@ -82,7 +88,7 @@ class NatsLog:
             return
         while at <= last:
             if not raws:
-                record = await self._on_leader(topic, {"seq": at})
+                record = await self._on_leader(topic, {"seq": at, "next_by_subj": ">"})
                 if record is None or record.sequence > last:
                     return
                 yield [record]
@@ -113,20 +119,21 @@ class NatsLog:
                 at = places.stop
             else:
                 # A gap, perhaps a long one.
-                following = await self._on_leader(topic, {"seq": places.stop})
+                place = {"seq": places.stop, "next_by_subj": ">"}
+                following = await self._on_leader(topic, place)
                 at = last + 1 if following is None else following.sequence
 
-    async def _on_leader(self, topic: str, place: dict[str, object]) -> Record | None:
+    async def _on_leader(self, topic: str, place: Mapping[str, object]) -> Record | None:
         """The first record from a place on, by the leader's word. Any replica answers other reads,
         and one that is behind knows nothing of the latest messages."""
         try:
-            return await self._message(topic, {**place, "next_by_subj": ">"})
+            return await self._message(topic, place)
         except PermissionDeniedError:
             if topic in self._indirect:
                 raise
             return None  # Then the word of the one who was asked must do.
 
-    async def _message(self, topic: str, place: dict[str, object]) -> Record | None:
+    async def _message(self, topic: str, place: Mapping[str, object]) -> Record | None:
         try:
             answer = await self._connection.request(f"STREAM.MSG.GET.{encode_name(topic)}", place)
         except NotFoundError:

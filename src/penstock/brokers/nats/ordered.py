@@ -21,7 +21,8 @@ from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.key_book import KeyBook
 from penstock.brokers.nats.log import NatsLog
-from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.brokers.nats.protocol.errors import denied
 from penstock.brokers.nats.protocol.headers import pin_of, status_of
 from penstock.brokers.nats.protocol.records import Raw
 from penstock.brokers.nats.protocol.requests import (
@@ -314,10 +315,25 @@ class OrderedQueue:
 
     def _surveyed(self, task: asyncio.Task[None]) -> None:
         self._surveying = None
-        if not task.cancelled() and isinstance(task.exception(), PenstockError):
-            _log.debug("Asking who has messages of %r: %s", self._consumer.name, task.exception())
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, PenstockError):
+            _log.debug("Asking who has messages of %r: %s", self._consumer.name, error)
             self._survey_again = True
+            if not error.retryable:
+                self._fail(error)
         self._changed()
+
+    def _fail(self, error: PenstockError) -> None:
+        """It will not pass: whoever receives is told."""
+        self._failure = error
+        if self._fetching is not None:
+            self._fetching.cancel()
+
+    def denied(self, text: str) -> None:
+        """The server refused a subject; if it was that of our requests, they are in vain."""
+        subject = next_message(self._consumer.stream, self._consumer.name)
+        if f'"{subject}"'.lower() in text.lower():
+            self._fail(denied(subject))
 
     async def _survey(self) -> None:
         """Ask who has what, now if that is not known, and again while keys wait for something."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import Catalogue
-from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.records import parse_ack_subject
 from penstock.clock import NS
 from penstock.config import DAY

@@ -19,7 +19,8 @@ from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.publishing import Publishing
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.log import NatsLog
-from penstock.brokers.nats.protocol.configuration import Consumer, consumer_of, topic_config
+from penstock.brokers.nats.protocol.configuration import topic_config
+from penstock.brokers.nats.protocol.consumers import Consumer, consumer_of, seen_subjects
 from penstock.brokers.nats.protocol.headers import encode_name, own_name
 from penstock.brokers.nats.protocol.records import answered_record
 from penstock.clock import NS, Clock, PreciseTime
@@ -100,7 +101,8 @@ class Snapshots:
     async def _oldest_ns(self, topic: str, info: dict[str, Any]) -> int:
         """When the oldest message that is not acked was published; now, if there is none."""
         if info["num_pending"] + info["num_ack_pending"]:
-            oldest = await self._log.first_after(topic, info["ack_floor"]["stream_seq"])
+            floor, subjects = info["ack_floor"]["stream_seq"], seen_subjects(info["config"])
+            oldest = await self._log.first_after(topic, floor, subjects)
             if oldest is not None:
                 return oldest.publish_time_ns
         return self._clock.time_ns()

@@ -9,7 +9,7 @@ import nats
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy
 
-from penstock import FlowControl, ManagedPublisher, PubSub, ServerName
+from penstock import DeadLetterPolicy, FlowControl, ManagedPublisher, PubSub, ServerName
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, SubscriptionNotFoundError
 from penstock.message import Draft, PublishFault, Settlement, Verb
 from penstock.testing.waiting import eventually
@@ -143,6 +143,29 @@ async def test_a_durable_that_is_the_only_one_of_its_name_needs_no_topic(server)
         assert config.subjects == ("lonely.b",)
         [message] = await receive(sub, 1)
         assert (message.subject, message.data) == ("lonely.b", b"lonely.b")
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_the_age_of_a_backlog_is_that_of_what_a_consumer_sees(server, direct):
+    name = f"AGED-{direct}"
+    async with both(server) as (theirs, pubsub):
+        js = theirs.jetstream()
+        await js.add_stream(name=name, subjects=[f"{name}.*"], allow_direct=direct)
+        for filters in (["b"], ["b", "c"], ["a", "b", "c"]):
+            subjects = [f"{name}.{one}" for one in filters]
+            config = ConsumerConfig(durable_name="-".join(filters), filter_subjects=subjects)
+            await js.add_consumer(name, config)
+        await js.publish(f"{name}.a", b"old")
+        await asyncio.sleep(0.2)
+        await js.publish(f"{name}.c", b"younger")
+        await js.publish(f"{name}.b", b"youngest")
+        ages = []
+        for durable, backlog in (("b", 1), ("b-c", 2), ("a-b-c", 3)):
+            status = await pubsub.topic(name).subscription(ServerName(durable)).describe()
+            assert status.backlog == backlog
+            ages.append(status.oldest_age)
+        # Looked at one after the other: what was published before is older by that much at least.
+        assert 0 < ages[0] < ages[1] < ages[2] - 0.2
 
 
 async def test_a_work_queue_with_a_backlog_is_worked_off(server):
@@ -376,6 +399,26 @@ async def test_headers_that_are_repeated_are_kept(server):
         broker = await pubsub.broker()
         [[record]] = [batch async for batch in broker.log.read("HEADERS", 1, 1)]
         assert record.attributes == expected
+
+
+async def test_dead_letters_need_a_topic_that_takes_them(server):
+    async with both(server) as (theirs, pubsub):
+        js = theirs.jetstream()
+        await js.add_stream(name="FAILS", subjects=["fails"])
+        await js.add_stream(name="LETTERS", subjects=["letters.*"])
+        await js.add_consumer("FAILS", ConsumerConfig(durable_name="fails"))
+        sub = pubsub.topic("FAILS").subscription("fails")
+        policy = DeadLetterPolicy(topic="LETTERS", max_delivery_attempts=1)
+        with pytest.raises(InvalidArgumentError, match=r"'LETTERS'.*letters\.\*"):
+            await sub.update(dead_letter_policy=policy)
+        await pubsub.topic("LETTERS").update(subjects=["letters.*", "LETTERS"])
+        await sub.update(dead_letter_policy=policy)
+        await js.publish("fails", b"x")
+        broker = await pubsub.broker()
+        [failed] = await broker.pull("fails", max_messages=1, max_bytes=100, wait=5)
+        await broker.settle("fails", [Settlement(failed.ack_id, Verb.NACK)])
+        letter = await js.get_last_msg("LETTERS", "LETTERS")
+        assert letter.data == b"x"
 
 
 async def test_what_others_set_survives_our_changes(server):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock import DeadLetterPolicy, PubSub
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PermissionDeniedError
 from penstock.message import Settlement, Verb
 from tests.support.servers import NatsServer
 
@@ -127,3 +127,38 @@ async def test_the_roles_can_order_bury_change_and_go_back(lettered_server, capl
         await provisioner.delete_snapshot("before")
         assert await (await provisioner.broker()).admin.list_snapshots() == []
         await sub.delete()
+
+
+FORBIDDING = """
+authorization {{ users: [
+  {{ user: all, password: all }}
+  {{ user: some, password: some, permissions: {{ publish: {{ deny: [{denied}] }} }} }}
+] }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ordered", "forbidden"),
+    [
+        (False, "$JS.API.CONSUMER.MSG.NEXT.orders.billing"),
+        (True, "$JS.API.CONSUMER.MSG.NEXT.orders.billing"),
+        (True, "$JS.API.DIRECT.GET.orders"),
+    ],
+)
+async def test_who_may_not_receive_is_told_at_once(tmp_path, ordered, forbidden):
+    config = FORBIDDING.format(denied=f'"{forbidden}"')
+    with NatsServer(tmp_path, extra=config) as server:
+        url = server.url.removeprefix("nats://")
+        async with PubSub(f"nats://all:all@{url}") as everybody:
+            topic = await everybody.topic("orders").create()
+            await topic.subscription("billing", message_ordering=ordered).create()
+            for n in range(2):
+                await topic.publish_message(b"%d" % n, ordering_key="k")
+            if ordered:  # Somebody has a message in hand, so others have to look for its key.
+                broker = await everybody.broker()
+                assert await broker.pull("billing", max_messages=1, max_bytes=100, wait=10)
+            async with PubSub(f"nats://some:some@{url}?timeout=120") as some:
+                broker = await some.broker()
+                async with asyncio.timeout(60):
+                    with pytest.raises(PermissionDeniedError, match=re.escape(forbidden)):
+                        await broker.pull("billing", max_messages=1, max_bytes=100, wait=100)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.protocol.configuration import Consumer
-from penstock.brokers.nats.protocol.errors import no_answer, odd_status
+from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.brokers.nats.protocol.errors import denied, no_answer, odd_status
 from penstock.brokers.nats.protocol.headers import (
     CONFLICT,
     NO_MESSAGES,
@@ -41,6 +41,8 @@ class Inbox:
         self._requests = 0
         self.subject = b""
         self.messages: list[Raw] = []
+        self.asked: Sequence[tuple[bytes, bytes]] = ()
+        """Where the last request went, and its payloads."""
         self.wanted = 0
         self.status = (0, "")
         self.done: asyncio.Future[None] | None = None
@@ -219,6 +221,7 @@ class Pulling:
         """Send payloads to subjects and wait for `expected` answers or the status that ends them,
         the server's timeout beyond the `wait` that was asked for."""
         done = inbox.expect(expected)
+        inbox.asked = parts
         await self._wire.write(
             [publish_operation(to, inbox.subject, b"", payload) for to, payload in parts]
         )
@@ -265,6 +268,14 @@ class Pulling:
         if inbox.unsubscribe is not None:
             # Without our interest the server drops the request instead of answering it.
             inbox.unsubscribe()
+
+    def denied(self, text: str) -> None:
+        """The server refused a subject that we asked: say so to those who wait for its answer."""
+        lowered = text.lower()
+        for inbox in list(self._busy):
+            for to, _ in inbox.asked:
+                if f'"{to.decode().lower()}"' in lowered:
+                    inbox.fail(denied(to.decode()))
 
     def _on_loss(self) -> None:
         error = self._wire.loss()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.aio.wire import Wire, closed_error
-from penstock.brokers.nats.protocol.configuration import Consumer
+from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.headers import IDLE, stalled_of, status_of
 from penstock.brokers.nats.protocol.records import Raw
 from penstock.brokers.nats.protocol.requests import publish_operation
