@@ -151,7 +151,7 @@ def count(workers, records, hung, forgetful):
     }, len(forgotten)
 
 
-async def trial(folder, servers, url_of, mend):
+async def trial(folder, servers, url_of, mend, capsys):
     port = servers[0].port
     async with faulty_proxy("127.0.0.1", port) as proxy:
         url = url_of(proxy.port)
@@ -181,7 +181,8 @@ async def trial(folder, servers, url_of, mend):
     alone = faults.kills if len(servers) == 1 else []
     counts, forgotten = count(workers, records, hung, alone)
     told = {**counts, **faults.counts, "forgotten by a killed server": forgotten}
-    print("\n" + ", ".join(f"{what} {n:,}" for what, n in told.items()))
+    with capsys.disabled():
+        print("\n" + ", ".join(f"{what} {n:,}" for what, n in told.items()))
     assert counts.pop("acked") > 0
     assert not any(counts.values()), counts
 
@@ -197,14 +198,18 @@ async def _backlog(pubsub):
     return left
 
 
-async def test_promises_are_kept_on_one_server(tmp_path):
+async def test_promises_are_kept_on_one_server(tmp_path, capsys):
     with NatsServer(tmp_path / "nats") as server:
         await trial(
-            tmp_path, [server], lambda port: f"nats://127.0.0.1:{port}?timeout=2", lambda: None
+            tmp_path,
+            [server],
+            lambda port: f"nats://127.0.0.1:{port}?timeout=2",
+            lambda: None,
+            capsys,
         )
 
 
-async def test_promises_are_kept_on_three_servers(tmp_path):
+async def test_promises_are_kept_on_three_servers(tmp_path, capsys):
     with NatsCluster(tmp_path / "cluster") as cluster:
         others = ",".join(f"127.0.0.1:{one.port}" for one in cluster.servers[1:])
         await trial(
@@ -212,4 +217,5 @@ async def test_promises_are_kept_on_three_servers(tmp_path):
             cluster.servers,
             lambda port: f"nats://127.0.0.1:{port},{others}?timeout=2",
             cluster.wait_until_healthy,
+            capsys,
         )

@@ -59,7 +59,9 @@ class Flights:
         may_go = admission.enter(flight)
         if admission.holding and not held:
             self._announcer.tell("held")
-        return self._unless_paused(flight) if may_go else None
+        if not may_go:
+            return None
+        return self._unless_paused(flight) if self._pause_failed_keys else flight
 
     def next_retry(self) -> float | None:
         return self._retries.next()

@@ -407,11 +407,10 @@ class Deliveries:
         """They have waited for so long that others should have them."""
         for message in messages:
             key = message.ordering_key
-            if self._order is not None and key is not None:
-                # Together with those behind it, which must not come first.
-                for later in self._order.take_waiting(key):
-                    self._release(later)
-            self._release(message)
+            behind = self._order.take_waiting(key) if self._order is not None and key else []
+            # Together with those behind it, which must not come first.
+            for one in (message, *behind):
+                self._release(one)
         self._held = deque(m for m in self._held if m in self._leases)
 
     def _expire(self, messages: Sequence[Message]) -> None:

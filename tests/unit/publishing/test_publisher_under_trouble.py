@@ -78,6 +78,28 @@ async def test_a_late_failure_of_an_attempt_that_was_given_up_decides_nothing():
         assert flight.attempts == 2
 
 
+async def test_an_attempt_that_was_answered_in_time_is_not_in_doubt_later():
+    """Every attempt was refused at once, though the last long after the first would be late."""
+    refused = [(0, FailedPreconditionError(f"{n}")) for n in range(4)]
+    retry = PublishRetry(
+        attempts=4, backoff=3, maximum_backoff=3, retry_on=lambda error: True, deadline=60
+    )
+    async with publishing(Scripted(*refused), retry=retry, wait_timeout=2) as publisher:
+        flight = await publisher.publish_async("orders", b"x")
+        with pytest.raises(FailedPreconditionError):
+            await flight.ack
+        assert flight.attempts == 4
+        assert flight.state is FlightState.REJECTED
+
+
+async def test_a_publisher_that_is_stopped_pauses_no_key():
+    async with publishing(SlowBroker(delay=100), pause_failed_keys=True) as publisher:
+        flight = await publisher.publish_async("orders", b"x", ordering_key="ann")
+        await publisher.stop()
+        assert flight.state is FlightState.UNKNOWN
+        assert publisher.paused_keys == frozenset()
+
+
 async def test_a_late_failure_while_a_retry_waits_neither_moves_nor_ends_it():
     broker = Scripted((6, PermissionDeniedError("late")))
     retry = PublishRetry(attempts=2, backoff=60, maximum_backoff=60)

@@ -53,6 +53,16 @@ def test_a_failure_that_came_back_is_first():
     assert order.leave(again, None).following is second
 
 
+def test_a_redelivery_that_came_after_later_ones_goes_before_them():
+    order = KeyOrder(broker_orders=False)
+    first, second, third = keyed("1", "2", "3")
+    order.enter([first])
+    order.enter([third])
+    order.enter([second])
+    assert order.leave(first, None).following is second
+    assert order.leave(second, None).following is third
+
+
 def test_a_key_that_failed_again_is_waited_for_anew():
     order = KeyOrder(broker_orders=False)
     first, second = keyed("1", "2")

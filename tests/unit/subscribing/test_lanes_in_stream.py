@@ -9,8 +9,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from penstock import DeadLetterPolicy, FlowControl, Message, Streaming
+from penstock.brokers.memory import MemoryBroker
 from penstock.config import TopicConfig
-from penstock.message import Settlement, Verb
+from penstock.message import AckResponse, Settlement, Verb
 from tests.support.fakes import FlakyBroker, subscription_on
 from tests.support.scenes import now, orders
 
@@ -216,3 +217,84 @@ async def test_a_redelivery_that_is_here_already_goes_before_later_ones():
         await asyncio.sleep(60)
         assert [text for text, _, _ in seen] == ["a", "a", "b", "c"]
         assert seen[1][2] == 12
+
+
+class SettlesSlowly(FlakyBroker):
+    """Knows no order, and takes a while to hear of what became of a message."""
+
+    capabilities = replace(MemoryBroker.capabilities, ordering=False)
+    unheard = 0
+    pulled_meanwhile = 0
+
+    async def pull(self, subscription, **options):
+        self.pulled_meanwhile += self.unheard
+        return await super().pull(subscription, **options)
+
+    async def settle(self, subscription, settlements):
+        self.unheard += len(settlements)
+        await asyncio.sleep(1)
+        self.unheard -= len(settlements)
+        return await super().settle(subscription, settlements)
+
+
+async def test_a_broker_that_knows_no_order_is_asked_when_it_has_heard_all():
+    broker = SettlesSlowly()
+    flow = FlowControl(max_messages=2)
+    async with subscription_on(broker) as (topic, sub):
+        sub.set_options(message_ordering=True, flow_control=flow)
+        seen = []
+        sub.on("message", lambda m: (seen.append(m.data), m.ack()))
+        await publish(topic, "a", "b", "c", "d", "e")
+        sub.open()
+        await asyncio.sleep(20)
+        assert seen == [b"a", b"b", b"c", b"d", b"e"]
+        assert broker.pulled_meanwhile == 0
+
+
+async def test_what_waited_too_long_is_given_back_with_all_behind_it():
+    async with sending_ahead(ack_deadline=10) as (topic, sub):
+        seen = []
+        sub.open()
+        await publish(topic, "a")
+        await asyncio.sleep(3000)
+        await publish(topic, "b", "c")
+        await asyncio.sleep(600)
+        sub.on("message", lambda m: (seen.append(m.data), m.ack()))
+        await asyncio.sleep(100)
+        assert seen == [b"a", b"b", b"c"]
+
+
+class TakesBack(FlakyBroker):
+    """Says of one message, when its lease is renewed, that it is no longer ours."""
+
+    takes_back: str | None = None
+
+    async def settle(self, subscription, settlements):
+        answers = list(await super().settle(subscription, settlements))
+        for at, settlement in enumerate(settlements):
+            if settlement.verb is Verb.EXTEND and settlement.ack_id == self.takes_back:
+                answers[at] = AckResponse.INVALID
+        return answers
+
+
+async def test_what_is_no_longer_ours_does_not_get_its_turn():
+    broker = TakesBack()
+    async with subscription_on(broker, ack_deadline=10) as (topic, sub):
+        sub.set_options(message_ordering=True, streaming=Streaming(max_streams=1))
+        handled = []
+
+        async def handle(message):
+            if message.data == b"a":
+                message.modify_ack_deadline(100)
+                await asyncio.sleep(30)
+            handled.append((message.data, message.ack_id == broker.takes_back))
+            message.ack()
+
+        sub.on("message", handle)
+        await publish(topic, "a", "b")
+        sub.open()
+        await asyncio.sleep(1)
+        [second] = [m for m in sub.stream.deliveries.messages() if m.data == b"b"]
+        broker.takes_back = second.ack_id
+        await asyncio.sleep(60)
+        assert handled == [(b"a", False), (b"b", False)], "as it came again, and soon"

@@ -112,6 +112,21 @@ async def test_errors_of_pulls_that_fail_together_are_one_error():
         assert broker.waiting_pulls == 5
 
 
+async def test_failures_of_pulls_are_forgotten_with_the_first_that_succeeds():
+    broker = FlakyBroker(pull_failures=[UnavailableError("down")] * 5)
+    async with subscription_on(broker, backoff=Backoff(initial=10, maximum=1000)) as (topic, sub):
+        sub.on("error", lambda error: None)
+        sub.on("message", lambda message: message.ack())
+        sub.open()
+        await settled()
+        assert sub.stream is not None
+        assert sub.stream.statistics().failures == 1
+        await asyncio.sleep(11)
+        await publish(topic, 1)
+        await settled()
+        assert sub.stream.statistics().failures == 0
+
+
 async def test_a_bug_in_an_adapter_does_not_end_the_stream():
     broker = FlakyBroker(pull_failures=[RuntimeError("bug"), KeyError("bug")])
     async with subscription_on(broker) as (topic, sub):

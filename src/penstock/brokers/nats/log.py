@@ -1,19 +1,24 @@
-"""Reading a stream by sequence, with batched Direct Get: no consumer, nothing to clean up.
-
-Streams of others may not allow it. Of those each message is asked for, which takes longer.
-"""
+"""Reading a stream by sequence: long ranges through a passing consumer, and else with batched
+Direct Get, which needs none. Streams of others may not allow that: of those each message is asked
+for, which takes longer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from operator import attrgetter
 
 from penstock.broker import Extent
 from penstock.brokers.nats.aio.connection import Connection
+from penstock.brokers.nats.aio.passing import SLICE, PassingReader
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.catalogue import Catalogue
-from penstock.brokers.nats.protocol.configuration import allows_direct, extent_of
+from penstock.brokers.nats.protocol.configuration import (
+    allows_direct,
+    extent_of,
+    keeps_by_limits,
+)
 from penstock.brokers.nats.protocol.errors import odd_status
 from penstock.brokers.nats.protocol.headers import (
     END_OF_BATCH,
@@ -21,6 +26,7 @@ from penstock.brokers.nats.protocol.headers import (
     NO_RESPONDERS,
     encode_name,
 )
+from penstock.brokers.nats.protocol.passing import WORTH_A_CONSUMER
 from penstock.brokers.nats.protocol.records import (
     Raw,
     answered_record,
@@ -35,7 +41,6 @@ from penstock.rules.filters import parse_filter
 
 _BATCH = 10_000
 _BATCH_BYTES = 16 * 2**20
-_SLICE = 1_000
 # Requests for single messages under way at once.
 _AT_ONCE = 100
 
@@ -81,6 +86,16 @@ class NatsLog:
         return direct_record(topic, found[0]) if found else await self._on_leader(topic, wanted)
 
     async def _records(self, topic: str, at: int, last: int) -> AsyncIterator[list[Record]]:
+        if last - at + 1 >= WORTH_A_CONSUMER and await self._keeps_by_limits(topic):
+            passing = PassingReader(self._connection, self._pulling, topic)
+            try:
+                async with aclosing(passing.read(at, last)) as found:
+                    async for records in found:
+                        at = records[-1].sequence + 1
+                        yield records
+            except PermissionDeniedError:
+                pass  # This user may read and make no consumers.
+        # What is left: all of a short range, or what another copy did not know of yet.
         raws = await self._read(topic, at, last)
         if topic in self._indirect:
             async for records in self._one_by_one(topic, at, last):
@@ -99,12 +114,18 @@ class NatsLog:
             # The server sends on while we decode, and we take in what it sends between slices.
             following = asyncio.ensure_future(self._read(topic, at, last))
             try:
-                for start in range(0, len(raws), _SLICE):
+                for start in range(0, len(raws), SLICE):
                     await asyncio.sleep(0)
-                    yield [direct_record(topic, raw) for raw in raws[start : start + _SLICE]]
+                    yield [direct_record(topic, raw) for raw in raws[start : start + SLICE]]
                 raws = await following
             finally:
                 following.cancel()
+
+    async def _keeps_by_limits(self, topic: str) -> bool:
+        try:
+            return keeps_by_limits(await self._catalogue.stream_info(topic))
+        except PermissionDeniedError:
+            return False  # Nobody may say, and then nobody makes a consumer.
 
     async def _one_by_one(self, topic: str, at: int, last: int) -> AsyncIterator[list[Record]]:
         """Where nobody answers direct reads the leader is asked for each message, some at once."""
@@ -152,7 +173,8 @@ class NatsLog:
     async def _get(self, topic: str, request: object, count: int) -> list[Raw]:
         if topic in self._indirect:
             return []
-        raws, status = await self._pulling.read(direct_get(encode_name(topic)), request, count)
+        # One more, because a status ends them.
+        raws, status = await self._pulling.read(direct_get(encode_name(topic)), request, count + 1)
         # The topic is gone, or takes no such requests; or its servers are choosing a leader.
         if status == NO_RESPONDERS and not allows_direct(await self._catalogue.stream_info(topic)):
             self._indirect.add(topic)

@@ -129,7 +129,9 @@ class Publishing:
                 elif routes.routed:
                     subject = routed_subject(topic, routes.routed, draft.attributes).encode()
                 header = encode_header(draft)
-                _check_size(len(header), len(draft.data), limit)
+                size = len(header)
+                if size > MAX_HEADERS or size + len(draft.data) > limit:
+                    raise _too_large(size, len(draft.data), limit)
             except InvalidArgumentError as error:
                 answers[at] = PublishFault(error)
             else:
@@ -286,18 +288,17 @@ class Publishing:
         ]
 
 
-def _check_size(header: int, payload: int, most: int) -> None:
-    """`InvalidArgumentError` for what the server would refuse, or end the connection for."""
+def _too_large(header: int, payload: int, most: int) -> InvalidArgumentError:
+    """What the server would refuse, or end the connection for."""
     if header > MAX_HEADERS:
-        raise InvalidArgumentError(
+        return InvalidArgumentError(
             f"Message with {header:,} bytes of headers (attributes, message id and ordering key) "
             f"has more of them than JetStream takes ({MAX_HEADERS:,}); put some into its data"
         )
-    if header + payload > most:
-        raise InvalidArgumentError(
-            f"Message of {payload:,} bytes with {header:,} bytes of headers is larger than the "
-            f"NATS server takes ({most:,})"
-        )
+    return InvalidArgumentError(
+        f"Message of {payload:,} bytes with {header:,} bytes of headers is larger than the "
+        f"NATS server takes ({most:,})"
+    )
 
 
 class _Committer:

@@ -44,6 +44,7 @@ class Inbox:
         self.asked: Sequence[tuple[bytes, bytes]] = ()
         """Where the last request went, and its payloads."""
         self.wanted = 0
+        self.lent = True
         self.status = (0, "")
         self.done: asyncio.Future[None] | None = None
         self.quiet_after: float | None = None
@@ -169,11 +170,12 @@ class Pulling:
                     "may be gone"
                 )
 
-    async def read(self, subject: str, request: object, count: int) -> tuple[list[Raw], int]:
-        """Ask for up to `count` messages that end with a status; returns both."""
+    async def read(self, subject: str, request: object, expected: int) -> tuple[list[Raw], int]:
+        """Ask for messages that nobody has to answer; returns them, and the status that ended them,
+        or 0 when as many came as were `expected`."""
         body = encode_request(request)
-        with self._inbox() as inbox:
-            await self._request(inbox, [(subject.encode(), body)], expected=count + 1)
+        with self._inbox(lent=False) as inbox:
+            await self._request(inbox, [(subject.encode(), body)], expected=expected)
             return inbox.messages, inbox.status[0]
 
     async def _ask(
@@ -233,9 +235,11 @@ class Pulling:
             raise no_answer(seconds) from None
 
     @contextmanager
-    def _inbox(self) -> Iterator[Inbox]:
-        """An inbox for one exchange; used again when that ends well, abandoned when it does not."""
+    def _inbox(self, *, lent: bool = True) -> Iterator[Inbox]:
+        """An inbox for one exchange; used again when that ends well, abandoned when it does not.
+        `lent`: what comes is given back if nobody takes it."""
         inbox = self._take_inbox()
+        inbox.lent = lent
         try:
             yield inbox
         except BaseException:
@@ -254,7 +258,7 @@ class Pulling:
         if inbox is None:
             name = f"{self._prefix}.{next(self._names)}"
             inbox = Inbox(name)
-            inbox.on_stray = lambda reply: self.give_back([reply])
+            inbox.on_stray = lambda reply: self.give_back([reply] if inbox.lent else [])
             inbox.unsubscribe = self._wire.subscribe(f"{name}.*", inbox.receive)
         self._busy.add(inbox)
         return inbox
@@ -262,7 +266,8 @@ class Pulling:
     def _abandon(self, inbox: Inbox) -> None:
         """A request that was given up: what still comes for it is given back."""
         self._busy.discard(inbox)
-        self.give_back([reply for _, reply, _, _ in inbox.messages if reply])
+        if inbox.lent:
+            self.give_back([reply for _, reply, _, _ in inbox.messages if reply])
         if inbox.done is not None and not inbox.done.done():
             inbox.done.cancel()
         if inbox.unsubscribe is not None:

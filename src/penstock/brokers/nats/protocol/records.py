@@ -5,7 +5,7 @@ its ack goes to, which says so; Direct Get adds headers that do, after the messa
 headers give its id, its ordering key and its attributes.
 
     aio    one message at a time, to a `Record`: `delivered_record`, `direct_record`, and from an
-           answer of the API `answered_record`
+           answer of the API `answered_record`; `delivered_records` for a range
     sync   columns, parsed where they arrive: `parsing.py`, with the same patterns and functions
 """
 
@@ -87,6 +87,20 @@ def parse_added(topic: str, block: bytes) -> Place:
 def delivered_record(topic: str, raw: Raw, lent: Lent) -> Record:
     subject, _, block, payload = raw
     return record_of(topic, subject, block, payload, lent.sequence, lent.published_ns)
+
+
+def delivered_records(topic: str, raws: list[Raw]) -> list[Record]:
+    """Many at a time, as `delivered_record` for each."""
+    records = []
+    try:
+        for subject, reply, block, payload in raws:
+            tokens = reply.split(b".")
+            at = 5 if len(tokens) == 9 else 7
+            sequence, published_ns = int(tokens[at]), int(tokens[at + 2])
+            records.append(record_of(topic, subject, block, payload, sequence, published_ns))
+    except (ValueError, IndexError):
+        raise nonsense("a message without an ack subject") from None
+    return records
 
 
 def direct_record(topic: str, raw: Raw) -> Record:

@@ -1,9 +1,4 @@
-"""Reading long ranges of a stream through a passing consumer that acks nothing.
-
-A server spends 6 microseconds on a message that it hands out directly and less than 2 on one that
-it sends to a consumer. The consumer is made for one range, lives in memory, and is deleted after
-it; if its reader dies, the server forgets it. Everything it does can be asked for again.
-"""
+"""Reading long ranges of a stream through a passing consumer, on a blocking socket."""
 
 from __future__ import annotations
 
@@ -13,19 +8,16 @@ from typing import Any
 
 from penstock.brokers.nats.protocol.headers import CONFLICT, NO_RESPONDERS, encode_name
 from penstock.brokers.nats.protocol.parsing import DeliveredFrom, DeliveredParser
+from penstock.brokers.nats.protocol.passing import passing_consumer
 from penstock.brokers.nats.protocol.requests import encode_request, next_message
 from penstock.brokers.nats.sync.connection import LazyConnection
 from penstock.brokers.nats.sync.direct import BATCH, BATCH_BYTES
-from penstock.clock import NS
 from penstock.columns import Columns
 from penstock.errors import PenstockError, TopicNotFoundError, UnavailableError
 
-_IDLE = 30
-
 
 class PassingConsumer:
-    """One range of one stream. Only for streams that keep messages by age or size: elsewhere a
-    consumer changes what is kept."""
+    """One range of one stream."""
 
     def __init__(
         self,
@@ -60,20 +52,10 @@ class PassingConsumer:
             self._delete(consumer)
 
     def _create(self, first: int) -> DeliveredFrom:
-        config: dict[str, Any] = {
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": first,
-            "ack_policy": "none",
-            "inactive_threshold": _IDLE * NS,
-            "mem_storage": True,
-            "num_replicas": 1,
-        }
-        if self._subjects:
-            config["filter_subjects"] = list(self._subjects)
         with self._link.use() as connection:
             made = connection.request(
                 f"CONSUMER.CREATE.{self._stream}",
-                {"stream_name": self._stream, "config": config},
+                passing_consumer(self._stream, first, self._subjects),
                 missing=lambda: TopicNotFoundError(self._topic),
             )
         return DeliveredFrom(self._stream, str(made["name"]))

@@ -14,6 +14,7 @@ from penstock.brokers.nats.protocol.configuration import (
     topic_config,
 )
 from penstock.brokers.nats.protocol.headers import encode_name
+from penstock.brokers.nats.protocol.passing import WORTH_A_CONSUMER
 from penstock.brokers.nats.sync.connection import LazyConnection
 from penstock.brokers.nats.sync.direct import DirectReader
 from penstock.brokers.nats.sync.marks import get_mark, set_mark
@@ -23,8 +24,6 @@ from penstock.errors import PermissionDeniedError, TopicNotFoundError
 from penstock.rules.filters import Filter, parse_filter
 from penstock.rules.subjects import subject_filters
 
-# Making and deleting a consumer takes about as long as reading this many messages directly.
-WORTH_A_CONSUMER = 1_000
 # Each subject of a filter is a read of its own; beyond a few, reading everything is cheaper.
 _MOST_SUBJECTS = 4
 

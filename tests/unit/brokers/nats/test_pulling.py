@@ -1,0 +1,102 @@
+"""Pulls that end half-way: nothing that the server lent is forgotten."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.brokers.nats.aio.pulling import Pulling
+from penstock.errors import DeadlineExceededError, UnavailableError
+from penstock.testing import settled
+
+CONSUMER = SimpleNamespace(stream="orders", name="billing")
+FIRST, SECOND = (b"$JS.ACK.orders.billing.1.%d.1.1700000000000000000.5" % n for n in (1, 2))
+
+
+class Wire:
+    """Takes what is written, and hands over what the test says has come."""
+
+    timeout = 5.0
+
+    def __init__(self):
+        self.sinks, self.posted, self.losses = [], [], []
+
+    def check_connected(self):
+        pass
+
+    async def until_connected(self, within):
+        pass
+
+    def subscribe(self, subject, sink):
+        self.sinks.append(sink)
+        return lambda: None
+
+    def on_loss(self, act):
+        self.losses.append(act)
+
+    def loss(self):
+        return UnavailableError("lost")
+
+    async def write(self, parts):
+        pass
+
+    def post(self, parts):
+        self.posted += parts
+
+    def deliver(self, reply):
+        self.sinks[-1](b"orders", reply, b"", b"x")
+
+
+@pytest.fixture
+def wire():
+    return Wire()
+
+
+async def waiting_pull(wire):
+    connection = SimpleNamespace(
+        wire=wire, options=SimpleNamespace(inbox_prefix="_INBOX", timeout=5.0)
+    )
+    pull = asyncio.ensure_future(Pulling(connection).pull(CONSUMER, 10, 1000, 30))
+    await settled()
+    return pull
+
+
+def given_back(reply):
+    return b"PUB %b 4\r\n-NAK\r\n" % reply
+
+
+async def test_a_pull_that_is_cancelled_gives_back_what_has_come_and_what_comes_later(wire):
+    pull = await waiting_pull(wire)
+    wire.deliver(FIRST)
+    pull.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pull
+    assert wire.posted == [given_back(FIRST)]
+    wire.deliver(SECOND)
+    assert wire.posted == [given_back(FIRST), given_back(SECOND)]
+
+
+async def test_a_pull_that_nobody_answers_gives_back_what_has_come(wire):
+    pull = await waiting_pull(wire)
+    wire.deliver(FIRST)
+    with pytest.raises(DeadlineExceededError):
+        await pull
+    assert wire.posted == [given_back(FIRST)]
+
+
+async def test_a_pull_ends_when_the_connection_does(wire):
+    pull = await waiting_pull(wire)
+    for act in wire.losses:
+        act()
+    with pytest.raises(UnavailableError, match="lost"):
+        await pull
+
+
+async def test_the_status_of_an_earlier_request_ends_no_later_one(wire):
+    pull = await waiting_pull(wire)
+    [sink] = wire.sinks
+    sink(b"_INBOX.of.an.earlier.request", b"", b"NATS/1.0 404 No Messages\r\n\r\n", b"")
+    await settled()
+    assert not pull.done()
+    pull.cancel()
+    await asyncio.wait({pull})
