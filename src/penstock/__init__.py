@@ -1,13 +1,14 @@
 """Reliable messaging and job pipelines for Python, from one process to a cluster."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from penstock import errors
-from penstock.bridge import ActionResult, Bridge, Event
 from penstock.broker import Capabilities, SubscriptionStatus, TopicStatus
 from penstock.client import PubSub, Topic
 from penstock.clock import PreciseTime
 from penstock.config import DeadLetterPolicy, PushDelivery, RetryPolicy, ServerName
 from penstock.connect import BrokerKind, connect, register_broker
-from penstock.consuming import App, Attribute, Attributes, Router
 from penstock.dead_letters import DeadLetter, DeadLetters, Selection
 from penstock.errors import PenstockError
 from penstock.message import AckResponse, Draft, Expect, Message, Receipt
@@ -29,6 +30,10 @@ from penstock.subscribing import (
     SubscriberOptions,
     Subscription,
 )
+
+if TYPE_CHECKING:
+    from penstock.bridge import ActionResult, Bridge, Event
+    from penstock.consuming import App, Attribute, Attributes, Router
 
 __version__ = "0.1.0"
 
@@ -79,3 +84,23 @@ __all__ = [
     "errors",
     "register_broker",
 ]
+
+# What stands on all the rest is loaded when first used: commands and workers start faster without.
+_LATER = {
+    "ActionResult": "bridge",
+    "App": "consuming",
+    "Attribute": "consuming",
+    "Attributes": "consuming",
+    "Bridge": "bridge",
+    "Event": "bridge",
+    "Router": "consuming",
+}
+
+if not TYPE_CHECKING:  # Or a name that is not there would pass for one that is.
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+        globals()[name] = found
+        return found

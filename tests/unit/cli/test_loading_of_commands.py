@@ -42,6 +42,18 @@ def test_help_loads_nothing_that_only_running_needs(words):
     assert len(modules) < MOST, len(modules)
 
 
+def test_apps_and_bridges_are_loaded_by_those_who_use_them():
+    code = "import sys, penstock; {use}; print(*sys.modules)"
+
+    def loaded(use):
+        words = [sys.executable, "-c", code.format(use=use)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+
+    both = {"penstock.bridge", "penstock.consuming"}
+    assert not both & set(loaded("penstock.PubSub"))
+    assert both <= set(loaded("penstock.App, penstock.Bridge"))
+
+
 @pytest.mark.parametrize("name", [name for name in _GROUPS if name != "emulator"])
 def test_a_group_is_listed_with_its_own_first_line(name):
     app = typer.Typer()
