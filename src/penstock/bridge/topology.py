@@ -164,7 +164,7 @@ class Provisioner:
 
     async def _consumer_problems(self, wanted: SubscriptionConfig) -> list[str]:
         try:
-            existing = (await self._admin.describe_subscription(wanted.address)).config
+            existing = (await self._admin.describe_subscription(wanted.name)).config
         except NotFoundError:
             return [f"Consumer {wanted.name!r} is missing; run: penstock bridge provision"]
         try:
@@ -198,12 +198,12 @@ class Provisioner:
 
     async def _ensure_subscription(self, wanted: SubscriptionConfig, done: Provisioned) -> None:
         try:
-            existing = (await self._admin.describe_subscription(wanted.address)).config
+            existing = (await self._admin.describe_subscription(wanted.name)).config
         except NotFoundError:
             try:
                 await self._admin.create_subscription(wanted)
             except AlreadyExistsError:
-                existing = (await self._admin.describe_subscription(wanted.address)).config
+                existing = (await self._admin.describe_subscription(wanted.name)).config
             else:
                 done.changed.append(f"created consumer {wanted.name} ({wanted.subjects[0]})")
                 return

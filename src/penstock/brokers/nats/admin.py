@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -200,8 +201,9 @@ class NatsAdmin:
         found: list[SubscriptionName] = []
         for stream in await self._catalogue.streams():
             if stream not in _OWN:
-                names = await self._catalogue.consumers(stream)
-                found += [SubscriptionName(own_name(name), own_name(stream)) for name in names]
+                with suppress(NotFoundError):  # deleted meanwhile, and its subscriptions with it
+                    names = await self._catalogue.consumers(stream)
+                    found += [SubscriptionName(own_name(name), own_name(stream)) for name in names]
         several = {name for name, count in Counter(found).items() if count > 1}
         # Those that one topic alone has need no topic to be found.
         return sorted(one if one in several else one.name for one in found)
