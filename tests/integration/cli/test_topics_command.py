@@ -10,7 +10,13 @@ from typer.testing import CliRunner
 from penstock import DeadLetterPolicy, PubSub, RetryPolicy
 from penstock.cli.brokers.topics import subscriptions, topics
 from penstock.cli.main import main
-from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from penstock.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from tests.support.nats_scenes import api
 from tests.support.servers import NatsServer
 
 
@@ -166,3 +172,29 @@ def test_what_cannot_be_is_told(url):
         run(topics, url, "tail", "nowhere")
     with pytest.raises(NotFoundError, match="nobody"):
         run(subscriptions, url, "show", "nobody")
+
+
+def test_what_others_made_is_shown_by_its_name(tmp_path):
+    with NatsServer(tmp_path) as server:
+        for stream in ("1Q", "2Q"):
+            api(
+                server.url, f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.*"]}
+            )
+            config = {"name": "w", "durable_name": "w", "ack_policy": "explicit"}
+            body = {"stream_name": stream, "config": config}
+            api(server.url, f"CONSUMER.CREATE.{stream}.w", body)
+        run(topics, server.url, "publish", "1Q", "a body", "--subject", "1Q.a")
+        listed = lines(run(topics, server.url, "list", "--json"))
+        assert [row["topic"] for row in listed] == ["1Q", "2Q"]
+        shown = json.loads(run(topics, server.url, "show", "1Q", "--json"))
+        assert [one["waiting"] for one in shown["subscriptions"]] == [1]
+        assert "a body" in run(topics, server.url, "tail", "1Q")
+        both = lines(run(subscriptions, server.url, "list", "--json"))
+        assert [(one["topic"], one["waiting"]) for one in both] == [("1Q", 1), ("2Q", 0)]
+        [second] = lines(run(subscriptions, server.url, "list", "--topic", "2Q", "--json"))
+        assert second["topic"] == "2Q"
+        with pytest.raises(FailedPreconditionError, match="1Q, 2Q"):
+            run(subscriptions, server.url, "show", "w")
+        about = json.loads(run(subscriptions, server.url, "show", "w", "--topic", "1Q", "--json"))
+        assert (about["subscription"], about["waiting"]) == ("w", 1)
+        assert "a body" in run(subscriptions, server.url, "tail", "w", "--topic", "1Q")

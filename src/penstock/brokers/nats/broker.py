@@ -183,7 +183,7 @@ class NatsBroker:
         self._connection.wire.check_open()
         if config.push is not None:
             raws = await self._push_inbox(consumer).pull(max_messages, max_bytes, wait)
-        elif config.message_ordering:
+        elif config.message_ordering or consumer.is_pinned:
             return await self._ordered_queue(consumer).pull(max_messages, max_bytes, wait)
         else:
             raws = await self._pulling.pull(consumer, max_messages, max_bytes, wait)

@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from penstock.client import PubSub
+from penstock.config import ServerName, is_name
 from penstock.connect import check_shared
 from penstock.errors import InvalidArgumentError
 
@@ -73,8 +74,20 @@ def moment(text: str | None) -> datetime | None:
         ) from None
 
 
+def there(name: str) -> str:
+    """A name as it was typed: of something that is there, so whoever made it may have chosen it."""
+    return name if is_name(name) else ServerName(name)
+
+
 def print_json(value: Any) -> None:
-    sys.stdout.write(f"{msgspec.json.encode(value).decode()}\n")
+    # Names that know more than their text are text all the same.
+    sys.stdout.write(f"{msgspec.json.encode(value, enc_hook=_plain).decode()}\n")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} is no JSON")
 
 
 def printable(data: bytes) -> str:

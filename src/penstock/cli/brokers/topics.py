@@ -14,15 +14,19 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.broker import SubscriptionStatus
-from penstock.cli.brokers.broker import AsJson, BrokerUrl, moment, print_json, with_pubsub
+from penstock.cli.brokers.broker import AsJson, BrokerUrl, moment, print_json, there, with_pubsub
 from penstock.cli.brokers.tailing import tail, until_interrupted
 from penstock.client import PubSub
 from penstock.errors import InvalidArgumentError, UnimplementedError
+from penstock.subscribing import Subscription
 
 topics = typer.Typer(help="Topics of a broker.", no_args_is_help=True)
 subscriptions = typer.Typer(help="Subscriptions of a broker.", no_args_is_help=True)
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC")]
+OfTopic = Annotated[
+    str | None, typer.Option("--topic", help="Its topic, where several have one of its name.")
+]
 SubscriptionName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
 Last = Annotated[int, typer.Option("--last", "-n", min=0, help="Begin with the last so many.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")]
@@ -56,7 +60,7 @@ def show_topic(topic: TopicName, url: BrokerUrl = None, json: AsJson = False) ->
     """Show a topic and its subscriptions."""
 
     async def work(pubsub: PubSub) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        status = await pubsub.topic(topic).describe()
+        status = await pubsub.topic(there(topic)).describe()
         config = status.config
         about = {
             "topic": topic,
@@ -65,7 +69,8 @@ def show_topic(topic: TopicName, url: BrokerUrl = None, json: AsJson = False) ->
             "duplicate_window": config.duplicate_window,
             "routed_attributes": list(config.routed_attributes),
         }
-        return about, [await _status(pubsub, name) for name in status.subscriptions]
+        names = status.subscriptions
+        return about, [await _status(pubsub, name, config.name) for name in names]
 
     about, found = with_pubsub(url, work)
     if json:
@@ -101,7 +106,7 @@ def tail_topic(
     """Show the last messages of a topic, and what comes. Nothing is taken from anybody."""
 
     async def work(pubsub: PubSub) -> None:
-        await tail(pubsub, topic, last, follow, moment(since), where, bodies, json)
+        await tail(pubsub, there(topic), last, follow, moment(since), where, bodies, json)
 
     until_interrupted(url, work)
 
@@ -117,6 +122,9 @@ def publish(
         list[str] | None, typer.Option("--attribute", "-a", help="KEY=VALUE; may be repeated.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="The ordering key.")] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Where in the topic; by default its own name.")
+    ] = None,
     message_id: Annotated[
         str | None, typer.Option("--id", help="Its id: twice with the same stores it once.")
     ] = None,
@@ -145,9 +153,12 @@ def publish(
         bodies = iter([source.read() if from_input else _bytes(data or "")])
 
     async def work(pubsub: PubSub) -> None:
-        handle = pubsub.topic(topic)
+        handle = pubsub.topic(there(topic))
         for body in bodies:
-            typer.echo(await handle.publish_message(body, attributes, key, message_id=message_id))
+            published = await handle.publish_message(
+                body, attributes, key, message_id=message_id, subject=subject
+            )
+            typer.echo(published)
 
     with_pubsub(url, work)
 
@@ -161,22 +172,24 @@ def list_subscriptions(
     """List subscriptions, and what waits in them."""
 
     async def work(pubsub: PubSub) -> list[dict[str, Any]]:
-        broker = await pubsub.broker()
-        return [
-            await _status(pubsub, name) for name in await broker.admin.list_subscriptions(topic)
-        ]
+        broker, of = await pubsub.broker(), topic and there(topic)
+        names = await broker.admin.list_subscriptions(of)
+        return [await _status(pubsub, name, of) for name in names]
 
     _show(with_pubsub(url, work), json, "No subscriptions.")
 
 
 @subscriptions.command("show")
 def show_subscription(
-    subscription: SubscriptionName, url: BrokerUrl = None, json: AsJson = False
+    subscription: SubscriptionName,
+    url: BrokerUrl = None,
+    topic: OfTopic = None,
+    json: AsJson = False,
 ) -> None:
     """Show a subscription: how it was made, and what waits in it."""
 
     async def work(pubsub: PubSub) -> dict[str, Any]:
-        status = await pubsub.subscription(subscription).describe()
+        status = await _handle(pubsub, subscription, topic).describe()
         config = status.config
         dead, retry = config.dead_letter_policy, config.retry_policy
         return {
@@ -215,6 +228,7 @@ def create_subscription(
 def tail_subscription(
     subscription: SubscriptionName,
     url: BrokerUrl = None,
+    topic: OfTopic = None,
     last: Last = 10,
     follow: Follow = False,
     since: Since = None,
@@ -224,7 +238,7 @@ def tail_subscription(
     """Show what a subscription is or was sent, without taking it: its topic through its filter."""
 
     async def work(pubsub: PubSub) -> None:
-        config = (await pubsub.subscription(subscription).describe()).config
+        config = (await _handle(pubsub, subscription, topic).describe()).config
         await tail(pubsub, config.topic, last, follow, moment(since), config.filter, bodies, json)
 
     until_interrupted(url, work)
@@ -233,8 +247,12 @@ def tail_subscription(
 # Tables.
 
 
-async def _status(pubsub: PubSub, name: str) -> dict[str, Any]:
-    return _row(await pubsub.subscription(name).describe())
+def _handle(pubsub: PubSub, name: str, topic: str | None) -> Subscription:
+    return pubsub.subscription(there(name), topic=topic and there(topic))
+
+
+async def _status(pubsub: PubSub, name: str, topic: str | None) -> dict[str, Any]:
+    return _row(await pubsub.subscription(name, topic=topic).describe())
 
 
 def _row(status: SubscriptionStatus) -> dict[str, Any]:

@@ -219,11 +219,14 @@ async def test_a_stream_that_keeps_by_interest_is_received_from(server):
         {"max_batch": 5},
         {"max_expires": 2_000_000_000},
         {"max_bytes": 1024},
+        {"priority_groups": ["g"], "priority_policy": "overflow"},
+        {"priority_groups": ["g"], "priority_policy": "pinned_client"},
+        {"priority_groups": ["g"], "priority_policy": "prioritized"},
     ],
-    ids=lambda limits: "-".join(limits),
+    ids=lambda limits: "-".join([*limits, limits.get("priority_policy", "")]).strip("-"),
 )
 async def test_a_consumer_with_narrow_limits_is_received_from_in_peace(server, limits):
-    name = "NARROW-" + "-".join(limits)
+    name = "-".join(["NARROW", *limits, limits.get("priority_policy", "")]).strip("-")
     async with both(server) as (theirs, pubsub):
         js = theirs.jetstream()
         await js.add_stream(name=name, subjects=[name])

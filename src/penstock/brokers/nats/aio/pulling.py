@@ -195,6 +195,8 @@ class Pulling:
             request["expires"] = int(wait * NS)
         if max_bytes:
             request["max_bytes"] = max_bytes
+        if consumer.group:
+            request["group"] = consumer.group
         subject = next_message(consumer.stream, consumer.name).encode()
         body = encode_request(request)
         await self._request(inbox, [(subject, body)], expected=batch, wait=wait)

@@ -41,7 +41,9 @@ class Consumer(msgspec.Struct, frozen=True):
     name: str
     config: SubscriptionConfig
     group: str = ""
-    """Of whose clients one is served at a time; empty: all are."""
+    """What requests have to name, where clients are not all alike to a consumer."""
+    is_pinned: bool = False
+    """One client of the group is served at a time."""
     limits: PullLimits = PullLimits()
     acks_all_before: bool = False
     """An ack of one message is an ack of all before it."""
@@ -192,6 +194,7 @@ def consumer_of(info: dict[str, Any]) -> Consumer:
             subjects=_asked_subjects(config, marked),
         ),
         next(iter(config.get("priority_groups") or ()), ""),
+        config.get("priority_policy") == "pinned_client",
         PullLimits(
             config.get("max_batch", 0),
             config.get("max_expires", 0) / NS,
