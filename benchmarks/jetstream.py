@@ -281,9 +281,9 @@ async def main() -> bool:
                 "subscribe, plain handler, ack, against nats-py",
                 figures["penstock"],
                 figures["nats_py"],
-                2.5,
+                4,
             ),
-            faster("Log.read, against nats-py fetch", figures["log"], figures["nats_py"], 5),
+            faster("Log.read, against nats-py fetch", figures["log"], figures["nats_py"], 8),
         ]
         table("Receiving from JetStream", reading)
         rows += reading

@@ -131,6 +131,8 @@ def _row(part: str, ours: list[float], theirs: list[float], at: float, peer: str
         what=f"{part}, against nats-py {peer}",
         value=f"{mine / other:5.2f} x  ({mine * 1e6:.0f} us)",
         spread=f"{other * 1e6:.0f} us",
+        promise="at most 1 x",
+        kept=mine <= other,
     )
 
 

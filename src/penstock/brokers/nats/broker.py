@@ -19,7 +19,12 @@ from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.ordered import OrderedQueue
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.consumers import Consumer
-from penstock.brokers.nats.protocol.records import Raw, delivered_record, parse_ack_subject
+from penstock.brokers.nats.protocol.records import (
+    Raw,
+    parse_ack_subject,
+    parse_attempt,
+    record_of,
+)
 from penstock.brokers.nats.releases import Releases
 from penstock.brokers.nats.snapshots import Snapshots
 from penstock.clock import Clock
@@ -371,6 +376,8 @@ def _told(acks: list[tuple[bytes, bytes]]) -> list[tuple[int, bytes]]:
 
 
 def _delivery(consumer: Consumer, raw: Raw) -> Delivery:
-    config, lent = consumer.config, parse_ack_subject(raw[1])
-    record = delivered_record(config.topic, raw, lent)
-    return Delivery(record, raw[1].decode(), lent.delivered, config.ack_deadline)
+    config = consumer.config
+    subject, reply, block, payload = raw
+    delivered, sequence, published_ns = parse_attempt(reply)
+    record = record_of(config.topic, subject, block, payload, sequence, published_ns)
+    return Delivery(record, reply.decode(), delivered, config.ack_deadline)

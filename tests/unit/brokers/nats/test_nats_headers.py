@@ -15,7 +15,7 @@ from penstock.brokers.nats.protocol.headers import (
     encode_name,
     status_of,
 )
-from penstock.brokers.nats.protocol.records import parse_ack_subject, record_of
+from penstock.brokers.nats.protocol.records import parse_ack_subject, parse_attempt, record_of
 from penstock.errors import InvalidArgumentError
 
 printable = st.text(
@@ -78,6 +78,7 @@ def test_both_forms_of_ack_subjects_are_read(subject):
     lent = parse_ack_subject(subject)
     assert (lent.stream, lent.consumer, lent.delivered) == ("orders", "billing", 3)
     assert (lent.sequence, lent.published_ns) == (17, 1794744036620098954)
+    assert parse_attempt(subject) == (3, 17, 1794744036620098954)
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b.c", "100%", "a%2Eb", "x.%.y"])

@@ -15,11 +15,10 @@ from penstock.brokers.nats.protocol.parsing import (
     DirectParser,
 )
 from penstock.brokers.nats.protocol.records import (
-    delivered_record,
+    delivered_records,
     direct_record,
     direct_sequence,
     moment_text,
-    parse_ack_subject,
     parse_added,
 )
 from penstock.clock import PreciseTime, to_ns
@@ -121,7 +120,7 @@ def test_a_record_is_what_was_published_whichever_way_it_comes():
     for number, draft in enumerate(DRAFTS, 1):
         found = direct_record("orders", DIRECT[number - 1])
         raw = DELIVERED[number - 1]
-        assert found == delivered_record("orders", raw, parse_ack_subject(raw[1]))
+        assert [found] == delivered_records("orders", [raw])
         assert (found.data, dict(found.attributes)) == (draft.data, dict(draft.attributes))
         assert found.message_id == (draft.message_id or f"orders-{number}")
         assert (found.ordering_key, found.subject) == (draft.ordering_key, "orders.deep")

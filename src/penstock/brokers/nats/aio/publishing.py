@@ -182,18 +182,17 @@ class Publishing:
 
     async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
         """Write and wait; returns what to say of those that were not answered."""
+        timer: asyncio.TimerHandle | None = None
         try:
             await self._wire.write(parts, at_once=True)
-            async with asyncio.timeout(self._connection.options.timeout):
-                await call.done
-        except TimeoutError:
-            return DeadlineExceededError(
-                f"The NATS server did not acknowledge within "
-                f"{self._connection.options.timeout:g} s; the message may or may not be stored"
-            )
+            seconds = self._connection.options.timeout
+            timer = asyncio.get_running_loop().call_later(seconds, _give_up, call, seconds)
+            await call.done
         except PenstockError as error:
             return error
         finally:
+            if timer is not None:
+                timer.cancel()
             del self._calls[name]
         return InternalError("The NATS server did not answer")
 
@@ -286,6 +285,15 @@ class Publishing:
             Receipt(draft.message_id or unnamed(topic, first + n), first + n)
             for n, (draft, _, _) in enumerate(waiting)
         ]
+
+
+def _give_up(call: _Call, seconds: float) -> None:
+    call.fail(
+        DeadlineExceededError(
+            f"The NATS server did not acknowledge within {seconds:g} s; the message may or may not "
+            "be stored"
+        )
+    )
 
 
 def _too_large(header: int, payload: int, most: int) -> InvalidArgumentError:

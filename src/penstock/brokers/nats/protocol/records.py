@@ -4,8 +4,8 @@ A message says where it is stored in one of two ways. A consumer delivers it wit
 its ack goes to, which says so; Direct Get adds headers that do, after the message's own. Its own
 headers give its id, its ordering key and its attributes.
 
-    aio    one message at a time, to a `Record`: `delivered_record`, `direct_record`, and from an
-           answer of the API `answered_record`; `delivered_records` for a range
+    aio    one message at a time, to a `Record`: `record_of`, `direct_record`, and from an answer of
+           the API `answered_record`
     sync   columns, parsed where they arrive: `parsing.py`, with the same patterns and functions
 """
 
@@ -63,6 +63,17 @@ def parse_ack_subject(reply: bytes) -> Lent:
         raise nonsense("a message without an ack subject") from None
 
 
+def parse_attempt(reply: bytes) -> tuple[int, int, int]:
+    """How often a message was delivered, its sequence, and when it was published: what is wanted
+    of every delivery."""
+    tokens = reply.split(b".")
+    at = 4 if len(tokens) == 9 else 6
+    try:
+        return int(tokens[at]), int(tokens[at + 1]), int(tokens[at + 3])
+    except (ValueError, IndexError):
+        raise nonsense("a message without an ack subject") from None
+
+
 class Place(Struct, frozen=True, gc=False):
     """Where a message is stored, and the header block that is its own."""
 
@@ -84,22 +95,12 @@ def parse_added(topic: str, block: bytes) -> Place:
     return Place(subject, int(sequence), published, own)
 
 
-def delivered_record(topic: str, raw: Raw, lent: Lent) -> Record:
-    subject, _, block, payload = raw
-    return record_of(topic, subject, block, payload, lent.sequence, lent.published_ns)
-
-
 def delivered_records(topic: str, raws: list[Raw]) -> list[Record]:
-    """Many at a time, as `delivered_record` for each."""
+    """What a consumer delivered."""
     records = []
-    try:
-        for subject, reply, block, payload in raws:
-            tokens = reply.split(b".")
-            at = 5 if len(tokens) == 9 else 7
-            sequence, published_ns = int(tokens[at]), int(tokens[at + 2])
-            records.append(record_of(topic, subject, block, payload, sequence, published_ns))
-    except (ValueError, IndexError):
-        raise nonsense("a message without an ack subject") from None
+    for subject, reply, block, payload in raws:
+        _, sequence, published_ns = parse_attempt(reply)
+        records.append(record_of(topic, subject, block, payload, sequence, published_ns))
     return records
 
 
