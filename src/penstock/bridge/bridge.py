@@ -133,8 +133,7 @@ class Bridge(AsyncClosing):
     async def aclose(self) -> None:
         """Stop consumers and relay, close every connection. Idempotent, and safe before start."""
         self._closed = True
-        for consumer in self._consumers:
-            await consumer.stop()
+        await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
         running = self._here()
         if running is not None and running.is_ours():
             # Still there meanwhile: the relay publishes what it has in hand.
@@ -230,7 +229,7 @@ class Bridge(AsyncClosing):
             drain_timeout=drain_timeout,
             checkpoint=checkpoint,
         )
-        self._consumers.append(consumer)
+        self._consumers = [*(one for one in self._consumers if not one.stopped), consumer]
         return consumer
 
     # Knowing how it is.

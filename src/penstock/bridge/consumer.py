@@ -100,6 +100,11 @@ class Consumer:
         return self._receiving is not None and not self._stopping
 
     @property
+    def stopped(self) -> bool:
+        """It was told to stop."""
+        return self._stopping
+
+    @property
     def failed(self) -> bool:
         """It ended without being told to."""
         if self._receiving is None or self._stopping:
