@@ -22,6 +22,8 @@ from penstock.transactional import Database, Outbox, Relay
 
 RELAY_STEPS = ("claimed", "publishing", "published", "before-mark", "marking", "marked")
 CONSUMER_STEPS = ("marked", "handled", "committed", "answered")
+# Of a handler without a connection, whose effect is elsewhere.
+APART_STEPS = ("taken", "handled", "committed", "answered")
 _WITHIN = 60.0
 _LEASE = 0.5
 
@@ -43,7 +45,7 @@ class Place:
     def worker(self, **options: Any) -> Bridge:
         # Kills count as deliveries, and none of these events may be given up for that.
         patience = {"ack_wait": 1.0, "max_deliver": 100_000}
-        return self._bridge("worker", "api", use_inbox=True, **patience, **options)
+        return self._bridge("worker", "api", use_inbox=True, **{**patience, **options})
 
     def _bridge(self, here: str, there: str, **options: Any) -> Bridge:
         return Bridge(here, there, url=self.broker, database_url=self.database, **options)
@@ -170,6 +172,23 @@ async def consume_all(place: Place) -> None:
         admin = (await bridge.connection.broker()).admin
         while (await admin.describe_subscription(bridge.names.durable)).backlog:
             await asyncio.sleep(0.05)
+
+
+async def consume_apart(
+    place: Place, note: Callable[[str], None], checkpoint: Callable[[str], None] | None = None
+) -> int:
+    """Handles events without a connection, with the default patience: until it is killed, or until
+    the stream holds nothing more; returns how many dead letters there are then."""
+
+    async def handle(event: Any) -> None:
+        note(event.event_id)
+
+    async with place.worker(auto_provision=False, max_deliver=5) as bridge:
+        broker = await bridge.connection.broker()
+        async with bridge.consumer(handle, batch_size=5, checkpoint=checkpoint):
+            while (await broker.admin.describe_subscription(bridge.names.durable)).backlog:
+                await asyncio.sleep(0.05)
+        return (await broker.admin.describe_topic(bridge.names.dlq_stream)).published
 
 
 async def _effect(event: Any, connection: Any) -> None:

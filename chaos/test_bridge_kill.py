@@ -11,11 +11,13 @@ from sqlalchemy import delete, insert
 from tests.support.servers import NatsServer, PostgresServer
 
 from chaos.bridge import (
+    APART_STEPS,
     CONSUMER_STEPS,
     RELAY_STEPS,
     Place,
     consume,
     consume_all,
+    consume_apart,
     effects,
     effects_and_orders,
     faults,
@@ -77,6 +79,26 @@ def test_killed_at_any_step_every_committed_event_has_one_effect(place):
             assert run_forked(partial(consume, place, killer(step))) == -signal.SIGKILL, step
     asyncio.run(consume_all(place))
     assert verdict(place, committed, rolled_back) == []
+
+
+def test_killed_in_a_handler_without_a_connection_every_event_is_handled_and_none_given_up(
+    place, tmp_path
+):
+    """At least once, and a process that dies spends none of its events."""
+    ids = [f"{n}" for n in range(12)]
+    asyncio.run(write(place, ids, []))
+    asyncio.run(relay_all(place))
+    effects_elsewhere = tmp_path / "effects"
+
+    def note(event_id):
+        with effects_elsewhere.open("a") as file:
+            file.write(f"{event_id}\n")
+
+    for step in APART_STEPS * 2:
+        killed = run_forked(partial(consume_apart, place, note, killer(step)))
+        assert killed == -signal.SIGKILL, step
+    assert asyncio.run(consume_apart(place, note)) == 0
+    assert set(effects_elsewhere.read_text().split()) == set(ids)
 
 
 @pytest.mark.parametrize(

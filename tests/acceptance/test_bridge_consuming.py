@@ -228,6 +228,24 @@ async def test_an_event_that_was_never_answered_is_given_up_in_the_end():
     assert json.loads(draft.attributes["x-dlq-context"])["event_id"] == "e-1"
 
 
+async def test_events_in_hand_beside_one_that_ends_its_process_are_not_given_up_with_it():
+    handler = Handler()
+    async with BridgeKit(max_deliver=2, ack_wait=1) as kit:
+        for n in range(4):
+            await kit.tell(event_type="a.b", payload={"id": n})
+        for _ in range(12):  # Consumers died of the first, with all four in hand.
+            left = 4
+            while left:
+                left -= len(
+                    await kit.broker.pull("api-workers", max_messages=4, max_bytes=10**6, wait=5)
+                )
+        async with kit.bridge.consumer(handler):
+            await kit.processed()
+            [letter] = await kit.dead_letters()
+    assert json.loads(letter.data)["resource_id"] == "0"
+    assert [event.resource_id for event in handler.events] == ["1", "2", "3"]
+
+
 async def test_a_crash_on_the_last_delivery_strands_nothing():
     handler = Handler()
     async with BridgeKit(max_deliver=2, ack_wait=1) as kit:

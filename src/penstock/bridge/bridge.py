@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
-from penstock.bridge.connection import BridgeConnection, opener
+from penstock.bridge.connection import BridgeConnection, inherited, opener
 from penstock.bridge.consumer import Consumer
 from penstock.bridge.envelope import Envelope, EventFields, build
 from penstock.bridge.handlers import EventHandler
@@ -133,9 +133,8 @@ class Bridge(AsyncClosing):
     async def aclose(self) -> None:
         """Stop consumers and relay, close every connection. Idempotent, and safe before start."""
         self._closed = True
-        for consumer in self._consumers:
-            await consumer.stop()
-        running = self._running
+        await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
+        running = self._here()
         if running is not None and running.is_ours():
             # Still there meanwhile: the relay publishes what it has in hand.
             await running.aclose()
@@ -230,7 +229,7 @@ class Bridge(AsyncClosing):
             drain_timeout=drain_timeout,
             checkpoint=checkpoint,
         )
-        self._consumers.append(consumer)
+        self._consumers = [*(one for one in self._consumers if not one.stopped), consumer]
         return consumer
 
     # Knowing how it is.
@@ -243,7 +242,8 @@ class Bridge(AsyncClosing):
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop that what it has open belongs to, once it has something."""
-        return self._running.loop if self._running is not None else self.connection.loop
+        running = self._here()
+        return running.loop if running is not None else self.connection.loop
 
     @property
     def consumers(self) -> Sequence[Consumer]:
@@ -255,15 +255,18 @@ class Bridge(AsyncClosing):
 
     @property
     def relay(self) -> Relay | None:
-        return self._running.relay if self._running is not None else None
+        running = self._here()
+        return running.relay if running is not None else None
 
     @property
     def outbox(self) -> EventOutbox | None:
+        self._here()
         return self._events
 
     @property
     def inbox(self) -> Inbox | None:
-        return self._running.inbox if self._running is not None else None
+        running = self._here()
+        return running.inbox if running is not None else None
 
     # Starting.
 
@@ -273,7 +276,7 @@ class Bridge(AsyncClosing):
 
     async def _start(self, *, connect: bool) -> Running:
         """What runs in this process and on this loop; connected to the broker if asked to."""
-        running = self._running
+        running = self._here()
         if running is not None and running.is_ours() and (running.provisioned or not connect):
             return running
         async with self._start_lock():
@@ -292,6 +295,13 @@ class Bridge(AsyncClosing):
                     await Provisioner(broker, self.settings).provision()
                 running.provisioned = True
         return running
+
+    def _here(self) -> Running | None:
+        """What it has open, unless that is a parent's: we were forked, and leave it alone."""
+        if self._running is not None and not self._running.is_of_this_process():
+            inherited.append(self._running)
+            self._running, self._events = None, self._new_outbox()
+        return self._running
 
     def _start_lock(self) -> asyncio.Lock:
         """One for whoever starts it in this process and on this loop at the same time."""

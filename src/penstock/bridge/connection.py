@@ -69,8 +69,7 @@ class BridgeConnection:
 
     def forked(self) -> None:
         """We are in a child."""
-        # Kept, so that nobody closes in the child what the parent goes on using.
-        _inherited.append((self._pubsub, self._loop))
+        inherited.append((self._pubsub, self._loop))
         self._forget()
 
     @property
@@ -187,7 +186,8 @@ def _address(url: str, stream: str, dlq_stream: str) -> str:
 
 
 _of_this_process: weakref.WeakSet[BridgeConnection] = weakref.WeakSet()
-_inherited: list[object] = []
+inherited: list[object] = []
+"""What a parent has open: kept, so that nobody closes in a child what the parent goes on using."""
 
 
 def _after_fork() -> None:

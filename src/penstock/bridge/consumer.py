@@ -100,6 +100,11 @@ class Consumer:
         return self._receiving is not None and not self._stopping
 
     @property
+    def stopped(self) -> bool:
+        """It was told to stop."""
+        return self._stopping
+
+    @property
     def failed(self) -> bool:
         """It ended without being told to."""
         if self._receiving is None or self._stopping:
@@ -284,6 +289,7 @@ class _Lane:
         self._processor = processor
         self._most = most
         self._together = 1
+        self._survived = False
         self._waiting: deque[tuple[Message, Arrived]] = deque()
         self._news = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -308,10 +314,11 @@ class _Lane:
             if self._stopping.is_set():
                 self._give_back()
                 return
-            group = [self._waiting.popleft() for _ in range(self._size())]
+            group = self._next_group()
             began = loop.time()
             try:
                 await self._processor.process(group)
+                self._survived = True
                 failures.clear()
             except InboxUnavailable as error:
                 pause = failures.pause_after(error, began) or 0.0
@@ -327,8 +334,21 @@ class _Lane:
                 _give_back(message for message, _ in group)
             self._adapt(len(group), loop.time() - began)
 
-    def _size(self) -> int:
-        return min(len(self._waiting), self._together)
+    def _next_group(self) -> list[tuple[Message, Arrived]]:
+        """What is processed next. Of the events in hand when a process died the first is the one
+        that it died of, as those before it were answered: it is given up when that happened too
+        often, and the others, which are as often delivered, are tried one by one."""
+        message, arrived = self._waiting[0]
+        suspected = self._processor.suspected(message, arrived)
+        if suspected is not None:
+            self._waiting.popleft()
+            return [(message, arrived if self._survived else suspected)]
+        group: list[tuple[Message, Arrived]] = []
+        while len(group) < self._together and self._waiting:
+            if self._processor.suspected(*self._waiting[0]) is not None:
+                break
+            group.append(self._waiting.popleft())
+        return group
 
     def _adapt(self, done: int, took: float) -> None:
         if took > _TOGETHER:

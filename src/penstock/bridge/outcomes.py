@@ -106,7 +106,7 @@ def outcome_of(
 
 
 def unanswered(event_id: str, deliveries: int, settings: BridgeSettings) -> GivenUp | None:
-    """An event that was delivered again and again and never answered is not tried once more."""
+    """What becomes of an event that was delivered so often and never answered, if that is it."""
     if deliveries <= settings.max_deliver + UNANSWERED_AT_MOST:
         return None
     return GivenUp(

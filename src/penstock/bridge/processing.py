@@ -79,13 +79,19 @@ class Processor:
         """Events whose handler is done, and whose mark could not be written yet."""
 
     def read(self, message: Message) -> Arrived:
-        """The event in a message, or why it is given up unseen."""
+        """The event in a message, or why there is none."""
         try:
             envelope = parse(message.data)
         except MalformedEventError as error:
             return GivenUp(MALFORMED, error)
-        event = event_of(message, envelope, self._names.stream_name, self._names.durable)
-        return unanswered(event.event_id, message.delivery_attempt, self._settings) or event
+        return event_of(message, envelope, self._names.stream_name, self._names.durable)
+
+    def suspected(self, message: Message, arrived: Arrived) -> GivenUp | None:
+        """Of an event that was delivered again and again and never answered: what to say when it is
+        given up for that. It may end its process, or have been in hand when another did."""
+        if isinstance(arrived, GivenUp):
+            return None
+        return unanswered(arrived.event_id, message.delivery_attempt, self._settings)
 
     async def process(self, batch: Sequence[tuple[Message, Arrived]]) -> None:
         """One after the other. With an inbox and a handler that writes on its connection, all in

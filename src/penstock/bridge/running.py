@@ -49,8 +49,11 @@ class Running:
         self.signals: CommitSignals | None = None
         self.provisioned = False
 
+    def is_of_this_process(self) -> bool:
+        return self._pid == os.getpid()
+
     def is_ours(self) -> bool:
-        return self._pid == os.getpid() and self.loop is asyncio.get_running_loop()
+        return self.is_of_this_process() and self.loop is asyncio.get_running_loop()
 
     async def aclose(self) -> None:
         if self.signals is not None:

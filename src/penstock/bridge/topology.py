@@ -25,8 +25,7 @@ from penstock.rules.wildcards import covers, overlap
 
 # Longer than an outbox's relay may take to try again after it crashed.
 _DUPLICATE_WINDOW = 600.0
-# Streams are read, changed and written back, and the server does not compare: two who add subjects
-# at the same time may undo each other. A request takes milliseconds.
+# A request takes milliseconds.
 _OTHERS_WRITE_WITHIN = 0.25
 _TRIES = 20
 
@@ -218,17 +217,12 @@ class Provisioner:
             else:
                 done.changed.append(f"created stream {wanted.name} ({', '.join(wanted.subjects)})")
                 return
+        lacking = await self._lacking(wanted, found)
         added: dict[str, None] = {}
         for _ in range(_TRIES):
-            lacking = await self._lacking(wanted, found)
             if not lacking:
                 break
-            subjects = (*held_subjects(found), *lacking)
-            await update_topic(self._broker, replace(found, subjects=subjects))
-            added.update(dict.fromkeys(lacking))
-            # Whoever read the stream before us writes it after us, without what we added.
-            await asyncio.sleep(_OTHERS_WRITE_WITHIN)
-            found = (await self._admin.describe_topic(wanted.name)).config
+            lacking = await self._add_subjects(wanted, added)
         else:
             raise UnavailableError(
                 f"Stream {wanted.name!r} keeps losing {', '.join(added)}: others change it at the "
@@ -238,6 +232,24 @@ class Provisioner:
             done.changed.append(f"added {', '.join(added)} to stream {wanted.name}")
         else:
             done.unchanged.append(f"stream {wanted.name}")
+
+    async def _add_subjects(self, wanted: TopicConfig, added: dict[str, None]) -> tuple[str, ...]:
+        """Add what a stream lacks; returns what it lacks a while later. Streams are read, changed
+        and written back, and the server does not compare: whoever read it before us and writes it
+        after us takes away what we added."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = (await self._admin.describe_topic(wanted.name)).config
+        held = held_subjects(found)
+        lacking = missing(wanted.subjects, held)
+        if not lacking:
+            return ()
+        await update_topic(self._broker, replace(found, subjects=(*held, *lacking)))
+        added.update(dict.fromkeys(lacking))
+        # As long as others may take to write what they have read, judged by ourselves.
+        await asyncio.sleep(max(_OTHERS_WRITE_WITHIN, 10 * (loop.time() - began)))
+        now = (await self._admin.describe_topic(wanted.name)).config
+        return missing(wanted.subjects, held_subjects(now))
 
     async def _ensure_subscription(
         self, wanted: SubscriptionConfig, existing: SubscriptionConfig | None, done: Provisioned
@@ -255,6 +267,14 @@ class Provisioner:
             done.unchanged.append(f"consumer {wanted.name}")
             return
         await update_subscription(self._broker, replace(existing, ack_deadline=wanted.ack_deadline))
+        now = (await self._admin.describe_subscription(wanted.name)).config
+        if now.ack_deadline != wanted.ack_deadline:
+            raise FailedPreconditionError(
+                f"Consumer {wanted.name!r} of stream {wanted.topic!r} delivers again after "
+                f"{now.ack_deadline:g} s, and not after {wanted.ack_deadline:g} s as it was told: "
+                "it has a backoff of its own, from whoever made it. Delete the consumer while "
+                "nothing is in its hands, and provision again; unacked events stay in the stream"
+            )
         done.changed.append(f"set ack_wait of consumer {wanted.name} to {wanted.ack_deadline:g} s")
 
     async def _check_free(self, stream: str, subjects: Sequence[str]) -> None:

@@ -8,7 +8,9 @@ and whatever fails to connect says so as a `PenstockError` without the password.
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any, Self
 import msgspec
 from sqlalchemy import (
     URL,
+    Dialect,
     Double,
     MetaData,
     NullPool,
@@ -35,6 +38,7 @@ from sqlalchemy.exc import (
     IntegrityError,
     InterfaceError,
     InternalError,
+    InvalidatePoolError,
     NoSuchModuleError,
     OperationalError,
 )
@@ -58,7 +62,15 @@ from penstock.lifetime import AsyncClosing
 
 # Earlier ones may lose a commit when two processes checkpoint a write-ahead log at once.
 _WAL_IS_SAFE = sqlite3.sqlite_version_info >= (3, 51, 3)
-_CONNECT_WITHIN = 10
+_IDLE = 1.0
+# A peer that is gone without a word is noticed within a minute, and not after the kernel's hours.
+_POSTGRESQL = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 # SQLite has no states, only words.
 _AWAY = ("unable to open database file", "is locked", "disk is full", "disk I/O error")
 _READ_ONLY = "write a readonly database"
@@ -368,15 +380,17 @@ def _engine(url: URL, busy_timeout: float, pool_size: int) -> AsyncEngine:
         "json_deserializer": msgspec.json.decode,
     }
     if url.get_backend_name() == "postgresql":
-        return create_async_engine(
+        engine = create_async_engine(
             url,
             **common,
             pool_size=pool_size,
             max_overflow=0,
-            pool_pre_ping=True,
             isolation_level="READ COMMITTED",
-            connect_args={"connect_timeout": _CONNECT_WITHIN},
+            connect_args={k: v for k, v in _POSTGRESQL.items() if k not in url.query},
         )
+        event.listen(engine.sync_engine, "checkout", _asked_when_idle(engine.dialect))
+        event.listen(engine.sync_engine, "checkin", _used)
+        return engine
     # The driver must leave BEGIN to us: it would not take the write lock.
     arguments = {"timeout": busy_timeout, "isolation_level": None}
     if _in_memory(url):
@@ -388,6 +402,25 @@ def _engine(url: URL, busy_timeout: float, pool_size: int) -> AsyncEngine:
     event.listen(engine.sync_engine, "connect", _prepared(_in_memory(url)))
     event.listen(engine.sync_engine, "begin", _begun)
     return engine
+
+
+def _asked_when_idle(dialect: Dialect) -> Callable[[Any, Any, Any], None]:
+    """A connection that lay idle is asked whether it is still there; one that was just used need
+    not be, and to ask costs as much as a statement."""
+
+    def ask(connection: Any, record: Any, _: Any) -> None:
+        if time.monotonic() - record.info.get("used", math.inf) < _IDLE:
+            return
+        try:
+            dialect.do_ping(connection)
+        except Exception:
+            raise InvalidatePoolError from None
+
+    return ask
+
+
+def _used(_: Any, record: Any) -> None:
+    record.info["used"] = time.monotonic()
 
 
 def _prepared(in_memory: bool) -> Callable[[Any, Any], None]:

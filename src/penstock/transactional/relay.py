@@ -43,6 +43,8 @@ from penstock.transactional.row_leases import Claim, Claimed, Claims, Outcomes
 _log = logging.getLogger("penstock")
 
 _REASON_LENGTH = 500
+# For what is given back at the end, and for a driver to end that was cancelled.
+_GRACE = 10.0
 
 # These say something about the broker, not about the row: no attempt is counted.
 _OUT_OF_REACH = (UnavailableError, DeadlineExceededError, ClosedError)
@@ -158,7 +160,11 @@ class Relay(AsyncClosing):
         await asyncio.wait({self._task}, timeout=timeout)
         if self._publishing is not None:
             self._publishing.cancel()
-        await asyncio.wait({self._task})
+        _, stuck = await asyncio.wait({self._task}, timeout=_GRACE)
+        if stuck:
+            # In a database that does not answer; what it has claimed ends by itself.
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=_GRACE)
 
     async def step(self) -> int:
         """Claim, publish and settle one batch; returns how many rows were claimed."""

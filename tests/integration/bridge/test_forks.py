@@ -28,3 +28,22 @@ def test_a_forked_child_gets_a_connection_of_its_own_and_the_parent_keeps_its(na
     ], ran.stdout + ran.stderr
     pids = set(re.findall(r"child-\w+ (\d+)", ran.stdout))
     assert len(pids) == 2
+
+
+def test_a_child_of_a_started_bridge_has_a_database_of_its_own_too(nats_server, postgres):
+    """On PostgreSQL: SQLite's own rule is that what is open is not carried across a fork."""
+    module = "tests.support.bridge_forks_whole"
+    ran = subprocess.run(
+        [sys.executable, "-m", module, nats_server.url, postgres.new_database()],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "parent True [] sent 0",
+        "child True [] sent 0",
+        "child ended 0",
+        "parent True [] sent 0",
+    ], ran.stdout + ran.stderr

@@ -1,11 +1,13 @@
 """The configuration of the documentation, on a server that enforces it."""
 
+import asyncio
 import re
 from pathlib import Path
 
 import pytest
 
 from penstock import Bridge
+from penstock.dead_letters import Selection
 from penstock.errors import PenstockError
 from penstock.testing import eventually
 from tests.support.servers import NatsServer
@@ -75,3 +77,34 @@ async def test_an_app_may_not_speak_for_another(strict_server):
         result = await liar.publish(event_type="a.b", payload={})
         assert not result.success
         assert "permission" in str(result.error).lower()
+
+
+async def test_an_operator_reads_and_replays_dead_letters_and_may_not_act_for_an_app(strict_server):
+    for app, other in (("api", "worker"), ("worker", "api")):
+        async with bridge(strict_server, "provisioner", 1, app, other):
+            pass
+    heard = []
+
+    async def handle(event):
+        heard.append(event.payload["n"])
+        if heard == ["given up"]:
+            raise TypeError("a bug")
+
+    restricted = {"auto_provision": False}
+    api = bridge(strict_server, "api", 2, "api", "worker", **restricted)
+    worker = bridge(strict_server, "worker", 3, "worker", "api", **restricted)
+    operator = bridge(strict_server, "operator", 4, "worker", "api", **restricted)
+    async with api, worker, operator, worker.consumer(handle):
+        pubsub = await operator.connection.pubsub()
+        letters = pubsub.dead_letters(operator.names.dlq_stream)
+        before = await letters.count()
+        await api.publish(event_type="a.b", payload={"n": "given up"})
+        async with asyncio.timeout(60):
+            while await letters.count() == before:
+                await asyncio.sleep(0.05)
+        newest = [letter.sequence async for letter in letters.read()][-1]
+        replay = await letters.replay(Selection(sequences=frozenset([newest])))
+        assert (replay.replayed, replay.failed) == (1, {})
+        await eventually(lambda: heard == ["given up"] * 2, within=60)
+        with pytest.raises(PenstockError):
+            await operator.provision()

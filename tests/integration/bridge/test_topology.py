@@ -233,6 +233,31 @@ async def test_a_consumer_that_another_implementation_made_is_used_as_it_is(nats
     assert made["config"]["max_deliver"] == 5 and made["config"]["max_ack_pending"] == 17
 
 
+async def test_a_consumer_whose_backoff_overrides_its_ack_wait_is_named(nats_server, pair):
+    """As another implementation makes them, in units that the server takes for nanoseconds."""
+    settings = settings_for(nats_server, pair)
+    names = settings.names
+    await provision(settings)
+    place = f"{names.stream_name}.{names.durable}"
+    async with jetstream_api(nats_server.url) as request:
+        await request(f"CONSUMER.DELETE.{place}")
+        config = {
+            "durable_name": names.durable,
+            "filter_subject": names.destination_subject,
+            "ack_policy": "explicit",
+            "max_deliver": 5,
+            "backoff": [1000, 5000, 15_000],
+        }
+        made = {"stream_name": names.stream_name, "config": config}
+        await request(f"CONSUMER.CREATE.{place}", made)
+        with pytest.raises(FailedPreconditionError, match="has a backoff of its own"):
+            await provision(settings)
+        await request(f"CONSUMER.DELETE.{place}")
+    assert (await provision(settings)).changed == [
+        f"created consumer {names.durable} ({names.destination_subject})"
+    ]
+
+
 async def test_a_push_consumer_delivers_where_it_is_told(nats_server, pair):
     settings = settings_for(nats_server, pair, consumer_mode="push")
     names = settings.names

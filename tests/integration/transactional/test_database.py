@@ -231,3 +231,31 @@ async def test_a_server_that_crashed_is_unavailable_and_then_usable_again():
                 await database.ping()
             server.start()
             assert await count(database) == 0
+
+
+async def test_a_peer_that_is_gone_without_a_word_is_noticed_unless_told_otherwise(postgres):
+    async def told(url):
+        async with Database(url) as database, database.transaction(reading=True) as connection:
+            raw = (await connection.get_raw_connection()).driver_connection
+            return raw.info.get_parameters()
+
+    said = await told(postgres.url())
+    assert said["keepalives_idle"] == "30" and said["tcp_user_timeout"] == "60000"
+    said = await told(f"{postgres.url()}?keepalives_idle=7")
+    assert said["keepalives_idle"] == "7" and said["keepalives_count"] == "3"
+
+
+async def test_a_connection_that_ended_while_it_lay_idle_is_made_anew(postgres, monkeypatch):
+    async with Database(postgres.url()) as database, Database(postgres.url()) as other:
+
+        async def number():
+            async with database.transaction(reading=True) as connection:
+                return (await connection.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+
+        first = await number()
+        assert await number() == first
+        async with other.transaction() as connection:
+            ended = text("SELECT pg_terminate_backend(:number, 5000)")
+            assert (await connection.execute(ended, {"number": first})).scalar_one()
+        monkeypatch.setattr("penstock.transactional.database._IDLE", 0.0)
+        assert await number() != first

@@ -483,6 +483,22 @@ async def test_closing_in_the_middle_of_a_publish_gives_the_rows_back_at_once(ur
         assert len(await scene.stored()) == 3
 
 
+async def test_closing_ends_although_the_database_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.transactional.relay._GRACE", 0.05)
+    async with outbox_on(f"sqlite:///{tmp_path}/app.db") as scene:
+        relay, asked = scene.relay(), asyncio.Event()
+
+        async def never(*_, **__):
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(relay._claims, "claim", never)
+        relay.start()
+        await asked.wait()
+        async with asyncio.timeout(60):
+            await relay.aclose(timeout=0.05)
+
+
 async def test_a_cancelled_step_gives_the_rows_back(url):
     broker = Troubled()
     async with outbox_on(url, broker) as scene:
