@@ -28,7 +28,7 @@ class Emulator(AsyncClosing):
 
     `broker` is an address or a broker that is open already, which stays open. `port` 0 takes a
     free one. `folder`: where labels, policies and schemas are kept across restarts. `config`: a
-    TOML file of topics, subscriptions and schemas that are to be there.
+    TOML or YAML file of topics, subscriptions and schemas that are to be there.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Emulator(AsyncClosing):
             await provision(read(self._config), self._names.project, self._services.serve)
         self._front = Front(self._http)
         self._server = await grpc_server(self._services.serve)
-        self._server.add_insecure_port(f"unix:{self._front.behind}")
+        self._server.add_insecure_port(self._front.behind)
         await self._server.start()
         self.port = await self._front.listen(self._host, self.port)
         await self._services.pushers.start()
@@ -109,4 +109,4 @@ class Emulator(AsyncClosing):
         from penstock.emulator.http.connection import HttpConnection, Rest
 
         assert self._services is not None  # noqa: S101 - connections come after the start
-        return HttpConnection(Rest(self._services.serve, self._services.reset))
+        return HttpConnection(Rest(self._services))

@@ -34,7 +34,8 @@ class Services:
 
     def __init__(self, broker: Broker, names: Names, store: Store, clock: Clock) -> None:
         self._backend = Backend(broker, names, store, clock)
-        self.pushers = Pushers(self._backend, Tokens(clock))
+        self.tokens = Tokens(clock)
+        self.pushers = Pushers(self._backend, self.tokens)
         by_service = self._objects()
         self.serve: dict[str, Serve] = {}
         for rpc in RPCS:

@@ -189,7 +189,8 @@ async def _compiled(text: str) -> Sequence[descriptor_pb2.FileDescriptorProto]:
         if compiler.returncode:
             raise InvalidArgumentError(f"Invalid PROTOCOL_BUFFER schema: {_reason(said, folder)}")
         found = await asyncio.to_thread((Path(folder) / "out").read_bytes)
-    return descriptor_pb2.FileDescriptorSet.FromString(found).file
+    files: Sequence[Any] = descriptor_pb2.FileDescriptorSet.FromString(found).file
+    return files
 
 
 def _reason(said: bytes, folder: str) -> str:
