@@ -90,7 +90,7 @@ def check_duration(what: str, seconds: float, least: float, most: float) -> None
         raise InvalidArgumentError(f"{what} must be seconds, not {type(seconds).__name__}")
     if not least <= seconds <= most:
         raise InvalidArgumentError(
-            f"{what} must be between {least:g} and {most:g} seconds, not {seconds!r}"
+            f"{what} must be between {least:.12g} and {most:.12g} seconds, not {seconds!r}"
         )
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from penstock.broker import Broker
 from penstock.clock import Clock
 from penstock.config import SubscriptionConfig
-from penstock.emulator.acks import AckIds
 from penstock.emulator.completing.passing import PassingOn
-from penstock.emulator.desks import Desk
-from penstock.emulator.returns import Returns
+from penstock.emulator.receiving.acks import AckIds
+from penstock.emulator.receiving.desks import Desk
+from penstock.emulator.receiving.returns import Returns
 from penstock.emulator.store import Store
 from penstock.googlepubsub.names import Names
 

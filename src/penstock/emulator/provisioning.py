@@ -103,20 +103,22 @@ def _parsed(fields: dict[str, Any], request: Any, target: Any = None) -> Any:
 
 def _expanded(fields: dict[str, Any], kind: str, project: str) -> dict[str, Any]:
     """Short names in full."""
-    for field, of in (("name", kind), ("topic", TOPICS)):
-        value = fields.get(field)
-        if isinstance(value, str) and "/" not in value:
-            fields[field] = f"projects/{project}/{of}/{value}"
-    for spelling, topic in (
-        ("deadLetterPolicy", "deadLetterTopic"),
-        ("dead_letter_policy", "dead_letter_topic"),
+    _expand(fields, "name", kind, project)
+    _expand(fields, "topic", TOPICS, project)
+    for within, field, of in (
+        ("deadLetterPolicy", "deadLetterTopic", TOPICS),
+        ("dead_letter_policy", "dead_letter_topic", TOPICS),
+        ("schemaSettings", "schema", SCHEMAS),
+        ("schema_settings", "schema", SCHEMAS),
     ):
-        policy = fields.get(spelling)
-        if isinstance(policy, dict) and "/" not in policy.get(topic, "/"):
-            fields[spelling] = {**policy, topic: f"projects/{project}/{TOPICS}/{policy[topic]}"}
-    for spelling in ("schemaSettings", "schema_settings"):
-        settings = fields.get(spelling)
-        if isinstance(settings, dict) and "/" not in settings.get("schema", "/"):
-            schema = f"projects/{project}/{SCHEMAS}/{settings['schema']}"
-            fields[spelling] = {**settings, "schema": schema}
+        inner = fields.get(within)
+        if isinstance(inner, dict):
+            fields[within] = dict(inner)
+            _expand(fields[within], field, of, project)
     return fields
+
+
+def _expand(fields: dict[str, Any], field: str, kind: str, project: str) -> None:
+    value = fields.get(field)
+    if isinstance(value, str) and "/" not in value:
+        fields[field] = f"projects/{project}/{kind}/{value}"

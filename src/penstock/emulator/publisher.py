@@ -6,11 +6,11 @@ from typing import Any
 
 from penstock.broker import TopicStatus
 from penstock.capabilities import detach_subscription, update_topic
+from penstock.emulator.administering.pages import page_of, still_there
+from penstock.emulator.administering.resources import merged, topic_of
 from penstock.emulator.backend import Backend
 from penstock.emulator.messages import check_publish, drafts_of
-from penstock.emulator.pages import page_of, still_there
 from penstock.emulator.refusals import already_exists
-from penstock.emulator.resources import merged, topic_of
 from penstock.emulator.schemas.topics import TopicSchemas
 from penstock.errors import AlreadyExistsError, NotFoundError
 from penstock.googlepubsub.messages import Empty, PublishResponse, Topic, message

@@ -7,19 +7,19 @@ from typing import Any
 
 from penstock.broker import Broker
 from penstock.clock import Clock
+from penstock.emulator.administering.iam import IamPolicy
+from penstock.emulator.administering.snapshots import Snapshots
+from penstock.emulator.administering.subscriptions import Subscriptions
 from penstock.emulator.backend import Backend
-from penstock.emulator.iam import IamPolicy
 from penstock.emulator.publisher import Publisher
 from penstock.emulator.pushing.pushers import Pushers
 from penstock.emulator.pushing.tokens import Tokens
-from penstock.emulator.receiving import Receiving
+from penstock.emulator.receiving.service import Receiving
 from penstock.emulator.schemas.definitions import Definitions
 from penstock.emulator.schemas.revisions import Revisions
 from penstock.emulator.schemas.service import SchemaService
 from penstock.emulator.schemas.topics import TopicSchemas
-from penstock.emulator.snapshots import Snapshots
 from penstock.emulator.store import Store
-from penstock.emulator.subscriptions import Subscriptions
 from penstock.errors import FailedPreconditionError
 from penstock.googlepubsub.calls import IAM, PUBLISHER, RPCS, SCHEMAS, SUBSCRIBER
 from penstock.googlepubsub.messages import Topic
@@ -34,7 +34,8 @@ class Services:
 
     def __init__(self, broker: Broker, names: Names, store: Store, clock: Clock) -> None:
         self._backend = Backend(broker, names, store, clock)
-        self.pushers = Pushers(self._backend, Tokens(clock))
+        self.tokens = Tokens(clock)
+        self.pushers = Pushers(self._backend, self.tokens)
         by_service = self._objects()
         self.serve: dict[str, Serve] = {}
         for rpc in RPCS:

@@ -43,3 +43,12 @@ def test_a_port_that_is_taken_is_said_in_one_line():
     assert said.splitlines()[-1].startswith(f"penstock: Cannot listen on 127.0.0.1:{port}")
     first.terminate()
     first.communicate(timeout=20)
+
+
+def test_what_only_google_knows_is_kept_where_it_is_told(tmp_path):
+    process = start("--port", "0", "--broker", f"local://{tmp_path}/a", "--folder", f"{tmp_path}/b")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.terminate()
+    process.communicate(timeout=20)
+    assert (tmp_path / "b" / "emulator.lock").exists()

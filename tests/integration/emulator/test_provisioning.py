@@ -89,6 +89,11 @@ def test_yaml_that_asks_for_nonsense_is_refused(tmp_path, text, said):
         ("[[topics]]\nname='x'", "topics 'x'"),
         ("[[topics]]\nname='orders'\ncolour='red'", "colour"),
         ("[[subscriptions]]\nname='billing'\ntopic='none'", "subscriptions 'billing'"),
+        (
+            "[[subscriptions]]\nname='billing'\ndeadLetterPolicy={deadLetterTopic=5}",
+            "deadLetterTopic",
+        ),
+        ("[[topics]]\nname='orders'\nschemaSettings={schema=5}", "topics 'orders'"),
         ("not toml", "cannot be read"),
     ],
 )

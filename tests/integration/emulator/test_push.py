@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 from google.api_core import exceptions
 from google.auth import jwt
@@ -155,7 +156,10 @@ def test_a_token_says_who_pushes_and_to_whom(google, endpoint):
     google.publish(topic, "x")
     endpoint.wait_for(1)
     kind, _, token = endpoint.requests[0][1]["authorization"].partition(" ")
-    claims = jwt.decode(token, verify=False)
+    keys = httpx.get(f"http://{google.address}/oauth2/v1/certs").json()
+    claims = jwt.decode(token, certs=keys, clock_skew_in_seconds=10**9)
+    with pytest.raises(ValueError, match="signature"):
+        jwt.decode(token[:-8] + "AAAAAAAA", certs=keys)
     assert kind == "Bearer"
     assert (claims["email"], claims["aud"]) == (account, "shop")
     assert claims["iss"] == "https://accounts.google.com"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tempfile
 
 import fastavro
 import pytest
@@ -82,15 +83,25 @@ def test_a_schema_is_made_shown_listed_and_deleted(google, kind):
     assert isinstance(error, exceptions.NotFound) and "Resource not found" in error.message
 
 
+NOTHING_IN_IT = """
+    {"type": "record", "name": "R", "fields": [
+        {"name": "one", "type": {"type": "record", "name": "Empty", "fields": []}},
+        {"name": "many", "type": %s}]}
+"""
+
+
 @pytest.mark.parametrize(
     ("type_", "definition"),
     [
         (Schema.Type.AVRO, '{"type": "record"}'),
         (Schema.Type.AVRO, "not json"),
         (Schema.Type.AVRO, ""),
+        (Schema.Type.AVRO, '{"type": "array", "items": "null"}'),
+        (Schema.Type.AVRO, NOTHING_IN_IT % '{"type": "array", "items": "Empty"}'),
         (Schema.Type.PROTOCOL_BUFFER, "message Broken {"),
         (Schema.Type.PROTOCOL_BUFFER, PROTO + " message Second {}"),
         (Schema.Type.PROTOCOL_BUFFER, 'syntax = "proto3"; import "other.proto"; message A {}'),
+        (Schema.Type.PROTOCOL_BUFFER, "\x00"),
         (Schema.Type.TYPE_UNSPECIFIED, AVRO),
     ],
 )
@@ -107,6 +118,24 @@ def test_a_definition_that_does_not_parse_is_refused(google, type_, definition):
         error = google.refusal(call, request=request)
         assert isinstance(error, exceptions.InvalidArgument)
         assert "schema" in error.message
+        assert tempfile.gettempdir() not in error.message
+
+
+def test_a_schema_may_import_what_google_calls_well_known(google):
+    definition = """
+        syntax = "proto3";
+        import "google/protobuf/wrappers.proto";
+        import "google/protobuf/type.proto";
+        message Boxed { google.protobuf.StringValue text = 1; google.protobuf.Type type = 2; }
+    """
+    parent = f"projects/{google.project}"
+    schema = {"type_": Schema.Type.PROTOCOL_BUFFER, "definition": definition}
+    message = {"parent": parent, "schema": schema, "encoding": Encoding.JSON}
+    google.schemas.validate_message(request={**message, "message": b'{"text": "a"}'})
+    error = google.refusal(
+        google.schemas.validate_message, request={**message, "message": b'{"text": 1}'}
+    )
+    assert isinstance(error, exceptions.InvalidArgument)
 
 
 @pytest.mark.parametrize("encoding", [Encoding.JSON, Encoding.BINARY])

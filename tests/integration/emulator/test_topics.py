@@ -183,6 +183,8 @@ def test_policies_are_kept_and_every_permission_is_granted(google):
         google.publisher.get_iam_policy, request={"resource": topic + "-missing"}
     )
     assert isinstance(missing, exceptions.NotFound)
+    nowhere = {"resource": topic + "-missing", "permissions": ["pubsub.topics.get"]}
+    assert not google.publisher.test_iam_permissions(request=nowhere).permissions
     google.publisher.delete_topic(request={"topic": topic})
     google.publisher.create_topic(request={"name": topic})
     assert not google.publisher.get_iam_policy(request={"resource": topic}).bindings

@@ -10,10 +10,10 @@ import pytest
 from penstock import Draft
 from penstock.brokers.memory import MemoryBroker
 from penstock.config import SubscriptionConfig, TopicConfig
-from penstock.emulator.acks import AckIds
-from penstock.emulator.desks import Desk
-from penstock.emulator.returns import Returns
-from penstock.emulator.streaming import Stream
+from penstock.emulator.receiving.acks import AckIds
+from penstock.emulator.receiving.desks import Desk
+from penstock.emulator.receiving.returns import Returns
+from penstock.emulator.receiving.stream import Stream
 from penstock.errors import InvalidArgumentError
 from penstock.googlepubsub.messages import StreamingPullRequest
 from penstock.testing import VirtualClock

@@ -36,7 +36,7 @@ def emulator() -> None:
         host=host,
         port=port,
         project=options.project,
-        folder=_folder(options.broker),
+        folder=options.folder or _folder(options.broker),
         config=options.config,
     )
     try:
@@ -60,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
         "--project",
         default="penstock",
         help="the project whose names the broker knows without a prefix (default: %(default)s)",
+    )
+    add(
+        "--folder",
+        type=Path,
+        help="where labels, policies, schemas and push configurations are kept (default: in the "
+        "folder of local://DIR, and nowhere for other brokers)",
     )
     add("--config", type=Path, help="topics, subscriptions and schemas to make (TOML or YAML)")
     return parser

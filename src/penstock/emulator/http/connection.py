@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import h11
+import msgspec
 
 from penstock.emulator.http.transcoding import answer_of, error_of, find, request_of
 from penstock.emulator.refusals import text_of
-from penstock.emulator.services import Serve
+from penstock.emulator.services import Services
 from penstock.emulator.serving import as_ours
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.googlepubsub.calls import Travel
@@ -28,9 +28,8 @@ Answer = tuple[int, bytes, bytes]
 class Rest:
     """What paths mean."""
 
-    def __init__(self, serves: Mapping[str, Serve], reset: Callable[[], Awaitable[None]]) -> None:
-        self._serves = serves
-        self._reset = reset
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def answer(self, verb: str, target: str, body: bytes) -> Answer:
         """Status, type and body; what goes wrong has an answer, too."""
@@ -51,14 +50,16 @@ class Rest:
             case "GET" | "HEAD", "/healthz":
                 return 200, _TEXT, b"ok\n"
             case "POST", "/reset":
-                await self._reset()
+                await self._services.reset()
                 return 200, _TEXT, b"Reset.\n"
+            case "GET", "/oauth2/v1/certs":
+                return 200, _JSON, msgspec.json.encode(self._services.tokens.keys())
         found = find(verb, parts.path)
         if found is None:
             raise NotFoundError(f"There is no {verb} {parts.path} here.")
         route, fields = found
         request = request_of(route, fields, parse_qsl(parts.query), body)
-        serve = self._serves[route.rpc.name]
+        serve = self._services.serve[route.rpc.name]
         waits = route.rpc.travel is Travel.WAITING
         message = await (serve(request, None) if waits else serve(request))
         return 200, _JSON, answer_of(message)

@@ -7,10 +7,11 @@ beside what gRPC does with it.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -26,15 +27,15 @@ class Front:
 
     def __init__(self, answer: Callable[[], asyncio.Protocol]) -> None:
         self._answer = answer
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        self._behind = _Abstract() if sys.platform == "linux" else _InFolder()
         self._server: asyncio.Server | None = None
         # The loop holds them while they are open, whoever serves them.
         self._open: WeakSet[asyncio.BaseTransport] = WeakSet()
 
     @property
     def behind(self) -> str:
-        """Where the gRPC server is to listen."""
-        return str(self._folder / "grpc")
+        """Where the gRPC server is to listen, in its words."""
+        return self._behind.for_grpc
 
     async def listen(self, host: str, port: int) -> int:
         """Returns the port."""
@@ -52,10 +53,34 @@ class Front:
             self._server.close()
         for transport in list(self._open):
             transport.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._behind.close()
 
     def _accept(self) -> asyncio.Protocol:
-        return _Incoming(self.behind, self._answer, self._open)
+        return _Incoming(self._behind.path, self._answer, self._open)
+
+
+class _Abstract:
+    """A socket without a file: no name can be too long for it, and none is left behind."""
+
+    def __init__(self) -> None:
+        name = f"penstock-{secrets.token_hex(8)}"
+        self.for_grpc = f"unix-abstract:{name}"
+        self.path = f"\0{name}"
+
+    def close(self) -> None:
+        pass
+
+
+class _InFolder:
+    """Where there are none such."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="penstock-")
+        self.path = f"{self._folder}/grpc"
+        self.for_grpc = f"unix:{self.path}"
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Incoming(asyncio.Protocol):

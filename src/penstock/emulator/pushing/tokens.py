@@ -12,7 +12,7 @@ _KEY_ID = "penstock-emulator"
 
 
 class Tokens:
-    """The key lives as long as this; `public_key` is for endpoints under test to check against."""
+    """The key lives as long as this; `keys` is what endpoints under test check against."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -38,15 +38,15 @@ class Tokens:
         token: bytes = jwt.encode(self._sign(), claims)  # type: ignore[no-untyped-call]
         return f"Bearer {token.decode()}"
 
-    def public_key(self) -> bytes:
-        """PEM."""
+    def keys(self) -> dict[str, str]:
+        """Public keys by their ids, in PEM: what Google has at /oauth2/v1/certs."""
         from cryptography.hazmat.primitives import serialization
 
         self._sign()
         pem: bytes = self._key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        return pem
+        return {_KEY_ID: pem.decode()}
 
     def _sign(self) -> Any:
         """Made when first needed: a key takes a while."""

@@ -8,6 +8,7 @@ import json
 import sys
 import tempfile
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,10 +63,14 @@ class AvroDefinition:
         import fastavro  # loaded with the first schema: it is as large as the emulator
 
         self._avro: Any = fastavro
+        named: dict[str, Any] = {}
         try:
-            self._schema: Any = fastavro.parse_schema(json.loads(text))
+            self._schema: Any = fastavro.parse_schema(json.loads(text), named)
         except Exception as error:  # the library raises what its parts happen to raise
             raise InvalidArgumentError(f"Invalid AVRO schema: {error}") from None
+        if _has_endless_array(self._schema, named):
+            # A few bytes would make the reader go on for years.
+            raise InvalidArgumentError("Invalid AVRO schema: items of an array take no bytes")
 
     def check(self, data: bytes, encoding: int) -> None:
         try:
@@ -94,6 +99,31 @@ class AvroDefinition:
             raise ValueError(f"the schema has no field {unknown!r}")
 
 
+def _has_endless_array(schema: Any, named: Mapping[str, Any]) -> bool:
+    """Whether there is an array, at any depth, of which nobody can tell how long it can be."""
+    match schema:
+        case {"type": "array", "items": items}:
+            return _takes_no_bytes(items, named) or _has_endless_array(items, named)
+        case {"type": "record", "fields": fields}:
+            return any(_has_endless_array(field["type"], named) for field in fields)
+        case {"type": "map", "values": values}:
+            return _has_endless_array(values, named)
+        case list():
+            return any(_has_endless_array(one, named) for one in schema)
+    return False
+
+
+def _takes_no_bytes(schema: Any, named: Mapping[str, Any], within: tuple[str, ...] = ()) -> bool:
+    match schema:
+        case "null" | {"type": "null"} | {"type": "fixed", "size": 0}:
+            return True
+        case {"type": "record", "fields": fields}:
+            return all(_takes_no_bytes(field["type"], named, within) for field in fields)
+        case str() if schema in named and schema not in within:
+            return _takes_no_bytes(named[schema], named, (*within, schema))
+    return False
+
+
 def _missing(given: Any, known: Any) -> str:
     """A key of `given`, at any depth, that `known` does not have."""
     if isinstance(given, dict) and isinstance(known, dict):
@@ -110,17 +140,18 @@ def _missing(given: Any, known: Any) -> str:
 
 
 class ProtobufDefinition:
-    def __init__(self, file: descriptor_pb2.FileDescriptorProto) -> None:
-        if len(file.message_type) != 1:
+    def __init__(self, files: Sequence[descriptor_pb2.FileDescriptorProto]) -> None:
+        """`files`: what the last of them imports comes before it."""
+        types = files[-1].message_type
+        if len(types) != 1:
             raise InvalidArgumentError(
                 "Invalid PROTOCOL_BUFFER schema: it must define exactly one top-level message "
-                f"type, not {len(file.message_type)}."
+                f"type, not {len(types)}."
             )
         pool = descriptor_pool.DescriptorPool()
-        for known in file.dependency:
-            _add_known(pool, known)
-        pool.Add(file)
-        full_name = ".".join(filter(None, (file.package, file.message_type[0].name)))
+        for file in files:
+            pool.Add(file)
+        full_name = ".".join(filter(None, (files[-1].package, types[0].name)))
         self._message: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName(full_name))
 
     def check(self, data: bytes, encoding: int) -> None:
@@ -136,23 +167,16 @@ class ProtobufDefinition:
             raise ValueError("it lacks fields that the schema requires")
 
 
-def _add_known(pool: descriptor_pool.DescriptorPool, name: str) -> None:
-    """Google's well-known types, which every schema may import."""
-    found = descriptor_pb2.FileDescriptorProto()
-    descriptor_pool.Default().FindFileByName(name).CopyToProto(found)
-    for needed in found.dependency:
-        _add_known(pool, needed)
-    pool.Add(found)
+async def _compiled(text: str) -> Sequence[descriptor_pb2.FileDescriptorProto]:
+    """What a schema says, behind what it imports: Google's well-known types, and nothing else.
 
-
-async def _compiled(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """A process of its own: the compiler writes its errors to the terminal, and is told hostile
-    text."""
+    A process of its own: the compiler writes its errors to the terminal, and is told hostile text.
+    """
     with tempfile.TemporaryDirectory() as folder:
         await asyncio.to_thread((Path(folder) / _FILE).write_text, text)
         compiler = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={folder}"),
-            *(f"--descriptor_set_out={folder}/out", _FILE),
+            *("--include_imports", f"--descriptor_set_out={folder}/out", _FILE),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -163,8 +187,13 @@ async def _compiled(text: str) -> descriptor_pb2.FileDescriptorProto:
             await compiler.wait()
             raise
         if compiler.returncode:
-            reason = said.decode(errors="replace").strip() or "it does not compile"
-            raise InvalidArgumentError(f"Invalid PROTOCOL_BUFFER schema: {reason}")
+            raise InvalidArgumentError(f"Invalid PROTOCOL_BUFFER schema: {_reason(said, folder)}")
         found = await asyncio.to_thread((Path(folder) / "out").read_bytes)
-    files = descriptor_pb2.FileDescriptorSet.FromString(found)
-    return files.file[0]
+    files: Sequence[Any] = descriptor_pb2.FileDescriptorSet.FromString(found).file
+    return files
+
+
+def _reason(said: bytes, folder: str) -> str:
+    """What the compiler says of the schema, without where it was and what else it logs."""
+    lines = said.decode(errors="replace").replace(f"{folder}/", "").splitlines()
+    return " ".join(line for line in lines if ".proto:" in line) or "it does not compile"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.emulator.administering.pages import page_of
 from penstock.emulator.backend import Backend
-from penstock.emulator.pages import page_of
 from penstock.emulator.schemas.definitions import BINARY, JSON, Definitions
 from penstock.emulator.schemas.revisions import Revisions
 from penstock.errors import InvalidArgumentError

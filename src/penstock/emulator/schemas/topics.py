@@ -64,15 +64,18 @@ class TopicSchemas:
         self._revisions = revisions
         self._definitions = definitions
         self._settings_of = settings_of
-        self._known: dict[str, TopicSchema | None] = {}
+        self._known: dict[str, TopicSchema] = {}
         revisions.on_change = self._known.clear
 
     async def of(self, topic: str) -> TopicSchema | None:
         """The schema of a topic; remembered until something about it changes."""
-        if topic not in self._known:
+        known = self._known.get(topic)
+        if known is None:
             settings = self._settings_of(topic)
-            self._known[topic] = await self._read(settings) if settings is not None else None
-        return self._known[topic]
+            if settings is None:
+                return None
+            known = self._known[topic] = await self._read(settings)
+        return known
 
     def forget(self, topic: str) -> None:
         self._known.pop(topic, None)

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from penstock.broker import Broker
 from penstock.config import check_duration
-from penstock.emulator.acks import INVALID, AckIds, settle
-from penstock.emulator.desks import Desk, Holder
 from penstock.emulator.messages import write_received
-from penstock.emulator.returns import Returns
+from penstock.emulator.receiving.acks import INVALID, AckIds, settle
+from penstock.emulator.receiving.desks import Desk, Holder
+from penstock.emulator.receiving.returns import Returns
 from penstock.errors import InvalidArgumentError, PenstockError, TopicNotFoundError
 from penstock.googlepubsub.messages import StreamingPullResponse
 from penstock.message import Delivery, Settlement, Verb

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.emulator.administering.pages import page_of, still_there
+from penstock.emulator.administering.resources import merged
 from penstock.emulator.backend import Backend
-from penstock.emulator.pages import page_of, still_there
 from penstock.emulator.refusals import already_exists
-from penstock.emulator.resources import merged
 from penstock.errors import AlreadyExistsError, InvalidArgumentError
 from penstock.googlepubsub.messages import Empty, Snapshot, message
 from penstock.googlepubsub.names import DELETED_TOPIC, SNAPSHOTS, SUBSCRIPTIONS, TOPICS

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from penstock.config import check_duration
-from penstock.emulator.acks import refuse, settle
 from penstock.emulator.backend import Backend
-from penstock.emulator.desks import Desk
 from penstock.emulator.messages import MAX_MESSAGES, write_received
-from penstock.emulator.streaming import Context, Stream
+from penstock.emulator.receiving.acks import refuse, settle
+from penstock.emulator.receiving.desks import Desk
+from penstock.emulator.receiving.stream import Context, Stream
 from penstock.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

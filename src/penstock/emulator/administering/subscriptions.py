@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from penstock.broker import SubscriptionStatus
 from penstock.capabilities import update_subscription
 from penstock.config import TopicConfig
+from penstock.emulator.administering.pages import page_of, still_there
+from penstock.emulator.administering.resources import merged, subscription_of
 from penstock.emulator.backend import Backend
-from penstock.emulator.pages import page_of, still_there
 from penstock.emulator.refusals import already_exists
-from penstock.emulator.resources import merged, subscription_of
 from penstock.errors import AlreadyExistsError, NotFoundError
 from penstock.googlepubsub.messages import Empty, FieldMask, Subscription, message
 from penstock.googlepubsub.names import SUBSCRIPTIONS

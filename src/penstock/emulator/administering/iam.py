@@ -11,6 +11,7 @@ from google.iam.v1.policy_pb2 import Policy
 from penstock.emulator.backend import Backend, policy_key
 from penstock.emulator.refusals import ResourceNotFoundError
 from penstock.emulator.schemas.revisions import Revisions
+from penstock.errors import NotFoundError
 from penstock.googlepubsub.names import SCHEMAS, SNAPSHOTS, SUBSCRIPTIONS, TOPICS
 
 _Tested = iam_policy_pb2.TestIamPermissionsResponse
@@ -37,7 +38,10 @@ class IamPolicy:
         return self._backend.kept(Policy, policy_key(request.resource))
 
     async def test_iam_permissions(self, request: Any) -> Any:
-        await self._check(request.resource)
+        try:
+            await self._check(request.resource)
+        except NotFoundError:
+            return _Tested()  # On what is not there nobody may do anything.
         return _Tested(permissions=request.permissions)
 
     async def _check(self, resource: str) -> None:

@@ -1,0 +1,1 @@
+"""What operators do: subscriptions, snapshots and policies come, change and go."""

@@ -1,0 +1,1 @@
+"""What subscribers do: pull, stream, ack, extend."""
