@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from penstock.broker import Broker, Hold, OwnServer, RangeLog
+from penstock.broker import Broker, RangeLog
 from penstock.clock import Clock
 from penstock.errors import (
     AlreadyExistsError,
@@ -22,6 +22,7 @@ from penstock.errors import (
     InvalidArgumentError,
     UnimplementedError,
 )
+from penstock.own_server import Hold, OwnServer
 
 ENTRY_POINTS = "penstock.brokers"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.broker import OwnServer
 from penstock.connect import own_server
+from penstock.own_server import OwnServer
 
 server = typer.Typer(help="The local server of a folder.", no_args_is_help=True)
 

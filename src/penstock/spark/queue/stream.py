@@ -18,9 +18,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.broker import Hold
 from penstock.connect import connect, hold_server
 from penstock.errors import DataLossError
+from penstock.own_server import Hold
 from penstock.spark.loss import report_loss
 from penstock.spark.options import SourceOptions
 from penstock.spark.queue.spool import Spool, segment_path

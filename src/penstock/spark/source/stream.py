@@ -17,9 +17,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.broker import Extent, Hold
+from penstock.broker import Extent
 from penstock.connect import hold_server
 from penstock.errors import InvalidArgumentError
+from penstock.own_server import Hold
 from penstock.spark.options import SourceOptions
 from penstock.spark.ranges import open_patiently
 from penstock.spark.source.offsets import (
