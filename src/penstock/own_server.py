@@ -1,4 +1,4 @@
-"""Servers that Penstock runs itself: what their operators and those who need one may ask of them."""
+"""Servers that Penstock runs itself: what operators, and those who need one, may ask of them."""
 
 from __future__ import annotations
 
