@@ -8,6 +8,7 @@ import gc
 import inspect
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -30,22 +31,40 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_async = isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj)
         if is_async and not item.get_closest_marker("real_time"):
             item.add_marker("virtual_time")
-        item.add_marker(
-            pytest.mark.xdist_group("spark" if _on_spark(item) else item.nodeid.split("::")[0])
-        )
     if hasattr(config, "workerinput"):
-        # The quick ones last, so that the processes end together.
-        items.sort(key=_turn)
+        items.sort(key=lambda item: _turn(item.nodeid))
 
 
-def _on_spark(item: pytest.Item) -> bool:
-    return "tests/integration/spark/" in item.nodeid or "the_demo" in item.nodeid
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        """Not by xdist's marks of groups: with pytest 9.2 it passes over them."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return ByGroup(config, log)
 
 
-def _turn(item: pytest.Item) -> int:
-    if _on_spark(item):
+def _group(nodeid: str) -> str:
+    on_spark = nodeid.startswith("tests/integration/spark/") or "the_demo" in nodeid
+    return "spark" if on_spark else nodeid.split("::")[0]
+
+
+# They wait for deadlines of servers most of the time.
+_WAITING = ("tests/conformance/", "/test_nats_cluster.py", "/test_durable.py")
+
+
+def _turn(nodeid: str) -> int:
+    """Spark, the longest group, begins, and beside it what leaves it the processors; the quick
+    ones end, so that all processes end together."""
+    if _group(nodeid) == "spark":
         return 0
-    return 2 if item.nodeid.startswith("tests/unit/") else 1
+    if any(part in nodeid for part in _WAITING):
+        return 1
+    return 3 if nodeid.startswith("tests/unit/") else 2
 
 
 def pytest_collection_finish() -> None:

@@ -285,7 +285,8 @@ class PostgresServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        # At once: in order it would first write out what is thrown away.
+        self.stop(signal.SIGQUIT)
         shutil.rmtree(self.folder)
 
     def url(self, database: str = "postgres") -> str:
@@ -295,7 +296,8 @@ class PostgresServer:
         """The address of an empty database."""
         name = f"test_{next(self._names)}"
         with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            # By its files: what is written down in its log as well takes twice as long.
+            connection.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY")
         return self.url(name)
 
     def start(self) -> None:

@@ -150,14 +150,14 @@ class Inbox:
         left = max_bytes
         while self._waiting and len(taken) < max_messages:
             since, received = self._waiting[0]
-            size = _size(received.message)
-            if size > left and taken:
-                break
-            self._waiting.popleft()
             remaining = since + self._deadline - now
             if remaining > 0:
-                left -= size
-                taken.append(self._delivery(received, remaining))
+                delivery = self._delivery(received, remaining)
+                left -= delivery.record.size
+                if left < 0 and taken:
+                    break
+                taken.append(delivery)
+            self._waiting.popleft()
         if taken:
             self.lending.begin(taken, now)
             self._room.set()
@@ -209,9 +209,3 @@ class Inbox:
         if waiting:
             with suppress(PenstockError):
                 await self._extend([received.ack_id for _, received in waiting], 0)
-
-
-def _size(message: Any) -> int:
-    """As windows count it: data and attributes."""
-    attributes = message.attributes.items()
-    return len(message.data) + sum(len(k.encode()) + len(v.encode()) for k, v in attributes)

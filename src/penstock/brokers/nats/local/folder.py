@@ -261,7 +261,7 @@ class LocalServer:
         except PenstockError:  # Some of ours are the system's, too.
             raise
         except OSError as error:
-            raise _unusable(self.directory, error) from error
+            raise _unusable(self.directory, error, made=make) from error
 
     def _await_turn(self, lock: IO[Any]) -> None:
         """Another process may be waiting for the server to recover its store."""
@@ -295,13 +295,14 @@ def check_everywhere(url: str) -> None:
         )
 
 
-def _unusable(folder: Path, error: OSError) -> PenstockError:
-    """What the system says of a folder, in one line."""
+def _unusable(folder: Path, error: OSError, *, made: bool) -> PenstockError:
+    """What the system says of a folder, in one line. `made`: it was to be made if it was not
+    there."""
     reason = error.strerror or str(error)
     match error:
         case FileExistsError() | NotADirectoryError():
             return InvalidArgumentError(f"{folder} cannot hold a local server: it is not a folder")
-        case FileNotFoundError():
+        case FileNotFoundError() if not made:
             return FailedPreconditionError(f"{folder} is gone: it was moved or removed")
         case PermissionError():
             kind: type[PenstockError] = PermissionDeniedError
