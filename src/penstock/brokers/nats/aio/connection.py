@@ -47,6 +47,8 @@ class Connection:
         self.wire = Wire(self._client)
         self.wire.timeout = options.timeout
         self._asking = Asking(self.wire, options.inbox_prefix)
+        self.backoff = _RECONNECT
+        """Pauses between attempts to connect again."""
         self._attempts = 0
         self._last_error: BaseException | None = None
         self._opened = False
@@ -106,7 +108,7 @@ class Connection:
         self._attempts += 1
         # An attempt that failed half-way leaves its connection open; nobody uses it any more.
         self.wire.begin_anew()
-        return random.choice(servers), _RECONNECT.delay(self._attempts)
+        return random.choice(servers), self.backoff.delay(self._attempts)
 
     async def request(
         self,

@@ -17,6 +17,8 @@ from penstock.rules.backoff import Backoff
 
 T = TypeVar("T")
 _log = logging.getLogger("penstock")
+# Its few users are on this machine, and need not be kept from coming all at once.
+_NEARBY = Backoff(initial=0.05, maximum=0.5)
 _UNTIL_IT_RUNS = Persistence(backoff=Backoff(initial=0.1, maximum=5.0), worth_it=always)
 
 
@@ -36,6 +38,7 @@ class LocalBroker(NatsBroker):
             await asyncio.to_thread(local.leave)
             raise
         broker.server = local
+        broker._connection.backoff = _NEARBY
         broker._connection.wire.on_loss(broker._on_loss)
         return broker
 
