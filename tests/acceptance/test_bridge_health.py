@@ -90,6 +90,9 @@ async def test_a_consumer_that_ended_by_itself_is_not_live():
         health = await kit.bridge.health_check(skip_cache=True)
         assert not health["live"] and not health["healthy"]
         assert any("api-workers" in one for one in health["errors"])
+        await kit.bridge.provision()
+        health = await kit.bridge.health_check(skip_cache=True)
+        assert health["errors"] == ["consumer: api-workers ended by itself; start it again"]
 
 
 async def test_what_we_may_not_know_is_unknown_and_not_unhealthy(monkeypatch):

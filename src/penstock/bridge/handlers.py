@@ -29,6 +29,18 @@ class EventCall(Call, eq=False, kw_only=True):
     connection: Any = None
 
 
+class TransactionEnded(InvalidArgumentError):  # noqa: N818 - what was done, not what failed
+    """A handler committed, rolled back or closed what is not its own, but of all the events that
+    are processed together."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The handler ended the transaction of its connection, which also marks the event: "
+            "leave commit, rollback and close to the bridge, and use connection.begin_nested() or "
+            "a session on it instead"
+        )
+
+
 class EventHandler:
     """A function of `(event)` or `(event, connection)`.
 
@@ -102,8 +114,11 @@ def _endpoint(handler: EventHandler) -> Next:
             if call.connection is None:
                 return settled(await handler(call.event, None))
             # What fails takes back what it wrote, and nothing of the events beside it.
-            async with call.connection.begin_nested():
-                return settled(await handler(call.event, call.connection))
+            async with call.connection.begin_nested() as ours:
+                result = settled(await handler(call.event, call.connection))
+                if not ours.is_active:
+                    raise TransactionEnded
+                return result
         except Exception as error:
             call.raised = error
             raise

@@ -94,8 +94,11 @@ class HealthCheck:
         letters = await _try("dead letters", lambda: self._dead_letters(broker), wrong)
         outbox = await _try("outbox", self._outbox, wrong)
         inbox = await _try("inbox", self._inbox, wrong)
+        dead = any(one.failed for one in bridge.consumers)
+        if dead:
+            wrong.append(f"consumer: {settings.names.durable} ended by itself; start it again")
         connection = bridge.connection
-        live = connection.state is not ConnectionState.CLOSED and not _dead(bridge.consumers)
+        live = connection.state is not ConnectionState.CLOSED and not dead
         ready = connection.state is ConnectionState.CONNECTED and not wrong
         took = (time.monotonic() - began) * 1000
         return {
@@ -205,10 +208,6 @@ async def _try(what: str, look: Callable[[], Awaitable[T]], wrong: list[str]) ->
     except Exception as error:
         wrong.append(f"{what}: {type(error).__name__}")
     return None
-
-
-def _dead(consumers: Sequence[Consumer]) -> bool:
-    return any(one.failed for one in consumers)
 
 
 def _rounded(number: float | None) -> float | None:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.bridge.dead_letters import dead_letter, smaller
 from penstock.bridge.envelope import Event, MalformedEventError, find_header, parse
-from penstock.bridge.handlers import EventCall, EventHandler, build_chain, settled, subscriber_of
+from penstock.bridge.handlers import (
+    EventCall,
+    EventHandler,
+    TransactionEnded,
+    build_chain,
+    settled,
+    subscriber_of,
+)
 from penstock.bridge.outcomes import (
     MALFORMED,
     Again,
@@ -117,13 +124,17 @@ class Processor:
     async def _process_together(
         self, inbox: Inbox, events: Sequence[tuple[Message, Event]]
     ) -> None:
+        from penstock.transactional.database import CommitGuard
+
         outcomes: list[Outcome] = []
         try:
             async with inbox.database.transaction() as connection:
                 fresh = await inbox.mark(connection, [arrival_of(event) for _, event in events])
                 self._checkpoint("marked")
-                for message, event in events:
-                    outcomes.append(await self._once(inbox, connection, fresh, message, event))
+                # A commit in the middle would keep the marks of events that are not handled yet.
+                with CommitGuard(connection, TransactionEnded):
+                    for message, event in events:
+                        outcomes.append(await self._once(inbox, connection, fresh, message, event))
                 self._checkpoint("handled")
             self._checkpoint("committed")
         except InboxUnavailable:
@@ -146,6 +157,9 @@ class Processor:
         outcome = await self._try(message, event, connection)
         if not isinstance(outcome, Done):
             error = outcome.error or RuntimeError("given up")
+            if isinstance(error, TransactionEnded):
+                # Of the events of this transaction each has to be seen to alone.
+                raise error
             if inbox.database.is_away(error):
                 raise InboxUnavailable(f"{type(error).__name__} in a handler") from error
             await inbox.unmark(connection, [event.event_id], error)
@@ -164,7 +178,8 @@ class Processor:
             return
         [(message, event)] = events
         outcome = self._outcome(message, event, error)
-        await self._note_failure(inbox, event, error)
+        if not await self._note_failure(inbox, event, error):
+            outcome = Done()
         await self._answer(message, event.event_id, outcome)
 
     # The effect elsewhere.
@@ -201,11 +216,13 @@ class Processor:
         self._checkpoint("committed")
         return Done()
 
-    async def _note_failure(self, inbox: Inbox, event: Event, error: Exception) -> None:
+    async def _note_failure(self, inbox: Inbox, event: Event, error: Exception) -> bool:
+        """Whether it is a failure: False when the event is processed all the same."""
         try:
-            await inbox.note_failure(arrival_of(event), error)
+            return await inbox.note_failure(arrival_of(event), error)
         except PenstockError as trouble:
             _log.warning("The failure of event %s is not noted: %s", event.event_id, trouble)
+            return True
 
     # One event.
 

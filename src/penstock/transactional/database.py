@@ -103,6 +103,28 @@ def insert_into(connection: AsyncConnection, table: Table) -> postgresql.Insert 
     return sqlite.insert(table)
 
 
+class CommitGuard:
+    """While it is entered, a commit of the connection's transaction takes it back instead, and
+    raises `refusal`: for code that may write in a transaction and must not end it."""
+
+    def __init__(self, connection: AsyncConnection, refusal: Callable[[], Exception]) -> None:
+        self._refusal = refusal
+        self._entered = False
+        event.listen(connection.sync_connection, "commit", self._on_commit)
+
+    def __enter__(self) -> None:
+        self._entered = True
+
+    def __exit__(self, *_: object) -> None:
+        self._entered = False
+
+    def _on_commit(self, connection: Any) -> None:
+        if self._entered:
+            # SQLAlchemy takes the transaction for ended, whatever is raised: so it has to be.
+            connection.connection.rollback()
+            raise self._refusal()
+
+
 class Database(AsyncClosing):
     """One database, and the connections to it.
 

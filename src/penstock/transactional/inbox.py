@@ -233,15 +233,15 @@ class Inbox:
         )
         await connection.execute(change)
 
-    async def note_failure(self, arrival: Arrival, error: Exception) -> None:
+    async def note_failure(self, arrival: Arrival, error: Exception) -> bool:
         """Write down that an attempt failed, in a transaction of its own. What is processed by
-        now stays so."""
+        now stays so: False."""
         async with self._writing() as connection:
             why = _reason(error)
             if connection.dialect.name == "postgresql":
-                await self._mark_arrays(connection, [arrival], FAILED, why)
-            else:
-                await connection.execute(MARK[FAILED], [self._row(arrival, why)])
+                return bool(await self._mark_arrays(connection, [arrival], FAILED, why))
+            noted = await connection.execute(MARK[FAILED], self._row(arrival, why))
+            return noted.rowcount > 0
 
     # The effect elsewhere: the mark says who works on it.
 
