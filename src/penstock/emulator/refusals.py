@@ -54,13 +54,20 @@ def text_of(error: PenstockError) -> str:
     return str(error)
 
 
-def details_of(error: PenstockError) -> bytes | None:
-    """A serialized `google.rpc.Status`, when there is more to say than a text."""
+def info_of(error: PenstockError) -> Any:
+    """A `google.rpc.ErrorInfo`, when there is more to say than a text; else None."""
     if not isinstance(error, AckIdsRefusedError) or not error.failures:
         return None
-    info = error_details_pb2.ErrorInfo(
+    return error_details_pb2.ErrorInfo(
         reason="EXACTLY_ONCE_ACKID_FAILURE", domain=_DOMAIN, metadata=error.failures
     )
+
+
+def details_of(error: PenstockError) -> bytes | None:
+    """The same, as a serialized `google.rpc.Status`."""
+    info = info_of(error)
+    if info is None:
+        return None
     status: Any = status_pb2.Status(code=error.code, message=text_of(error))
     detail = any_pb2.Any()
     detail.Pack(info)

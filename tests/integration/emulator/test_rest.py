@@ -171,6 +171,18 @@ def test_who_reads_no_answers_is_asked_for_no_more_requests(google):
                 stranger.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 10_000)
 
 
+def test_exactly_once_a_refused_ack_says_why_of_each_id(google, rest):
+    topic, sub = google.pair(enable_exactly_once_delivery=True)
+    google.publish(topic, "x")
+    [received] = google.pull(sub)
+    google.ack(sub, received)
+    status, body = rest("POST", f"/v1/{sub}:acknowledge", {"ackIds": [received.ack_id]})
+    [info] = body["error"]["details"]
+    assert (status, info["@type"]) == (400, "type.googleapis.com/google.rpc.ErrorInfo")
+    assert info["reason"] == "EXACTLY_ONCE_ACKID_FAILURE"
+    assert info["metadata"] == {received.ack_id: "PERMANENT_FAILURE_INVALID_ACK_ID"}
+
+
 def test_what_is_no_http_is_refused_and_others_are_served(google, rest):
     for nonsense in (b"\x00\x01\x02\x03\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"P" * 100_000):
         with stranger_to(google) as stranger:

@@ -11,7 +11,6 @@ import h11
 import msgspec
 
 from penstock.emulator.http.transcoding import answer_of, error_of, find, request_of
-from penstock.emulator.refusals import text_of
 from penstock.emulator.services import Services
 from penstock.emulator.serving import as_ours
 from penstock.errors import InvalidArgumentError, NotFoundError
@@ -39,8 +38,7 @@ class Rest:
             call = f"{verb} {parts.path}"
             return await self._answered(verb, parts, body)
         except Exception as error:
-            told = as_ours(call, error)
-            code, content = error_of(told, text_of(told))
+            code, content = error_of(as_ours(call, error))
             return code, _JSON, content
 
     async def _answered(self, verb: str, parts: SplitResult, body: bytes) -> Answer:

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import msgspec
 from google.protobuf import json_format
 
+from penstock.emulator.refusals import info_of, text_of
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.googlepubsub.calls import RPCS, HttpRule, Rpc
 from penstock.googlepubsub.messages import POOL
@@ -99,11 +100,16 @@ def answer_of(message: Any) -> bytes:
     return msgspec.json.encode(json_format.MessageToDict(message, descriptor_pool=POOL))
 
 
-def error_of(error: PenstockError, text: str) -> tuple[int, bytes]:
+def error_of(error: PenstockError) -> tuple[int, bytes]:
     """Status and body of a refusal, as Google's API words them."""
     code = _HTTP_CODES.get(error.code, 500)
     status = _STATUSES.get(error.code, "INTERNAL")
-    return code, msgspec.json.encode({"error": {"code": code, "message": text, "status": status}})
+    told: dict[str, Any] = {"code": code, "message": text_of(error), "status": status}
+    info = info_of(error)
+    if info is not None:
+        known = json_format.MessageToDict(info)
+        told["details"] = [{"@type": f"type.googleapis.com/{info.DESCRIPTOR.full_name}", **known}]
+    return code, msgspec.json.encode({"error": told})
 
 
 def _nested(query: list[tuple[str, str]]) -> dict[str, Any]:
