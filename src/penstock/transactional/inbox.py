@@ -6,8 +6,8 @@ only if the transaction commits. Whoever comes with the same event meanwhile wai
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -17,9 +17,14 @@ from sqlalchemy import and_, delete, func, literal, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.config import DAY, check_duration, check_whole
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, PenstockError
 from penstock.message import Message, check_text
-from penstock.transactional.database import Database, database_time, insert_into
+from penstock.transactional.database import (
+    CommitGuard,
+    Database,
+    database_time,
+    insert_into,
+)
 from penstock.transactional.inbox_table import (
     FAILED,
     GIVEN,
@@ -157,7 +162,9 @@ class Inbox:
         """
         try:
             async with self._database.transaction() as connection:
-                yield connection if await self.mark(connection, [arrival]) else None
+                fresh = await self.mark(connection, [arrival])
+                with _kept_open(connection):
+                    yield connection if fresh else None
         except Exception as error:
             # A database out of reach is told by the error that goes on.
             with suppress(PenstockError):
@@ -182,7 +189,8 @@ class Inbox:
                     if key in new:
                         new.discard(key)
                         effects.fresh.append(message)
-                yield effects
+                with _kept_open(connection):
+                    yield effects
                 for message, failure in effects.failures.items():
                     if message in effects.fresh:
                         await self.unmark(connection, [messages[message]], failure)
@@ -379,6 +387,23 @@ class Inbox:
                 row[name] = _storable(value)
         row["headers"] = msgspec.json.encode(dict(arrival.headers)).decode()
         return {**row, "of_consumer": self._consumer, "why": why}
+
+
+@contextmanager
+def _kept_open(connection: AsyncConnection) -> Iterator[None]:
+    """The block may not end the transaction: what it commits would be marked, done or not, and what
+    it rolls back would be taken for done."""
+
+    def refusal() -> Exception:
+        return FailedPreconditionError(
+            "The transaction of an inbox was ended by what is done in it: leave commit, rollback "
+            "and close to the inbox, and use connection.begin_nested() or a session on it instead"
+        )
+
+    with CommitGuard(connection, refusal):
+        yield
+    if not connection.in_transaction():
+        raise refusal()
 
 
 def _storable(value: bytes | str) -> str:

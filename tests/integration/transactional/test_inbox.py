@@ -1,7 +1,7 @@
 """The inbox: one effect an event, and what is written down about it."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -65,6 +65,20 @@ async def test_effect_and_mark_are_rolled_back_together(url):
             async with scene.inbox.once(arrival()) as connection:
                 await connection.execute(insert(effects).values(event="never"))
                 raise ZeroDivisionError("no")
+        assert await scene.effects() == []
+        assert (await scene.row())["status"] == "failed"
+        assert await scene.handle(arrival())
+        assert await scene.effects() == ["e-1"]
+
+
+@pytest.mark.parametrize("misuse", ["commit", "rollback"])
+async def test_whoever_ends_the_transaction_of_an_inbox_is_told_and_nothing_is_kept(url, misuse):
+    async with inbox_on(url) as scene:
+        with pytest.raises(errors.FailedPreconditionError, match="leave commit"):
+            async with scene.inbox.once(arrival()) as connection:
+                await connection.execute(insert(effects).values(event="never"))
+                with suppress(errors.FailedPreconditionError):
+                    await getattr(connection, misuse)()
         assert await scene.effects() == []
         assert (await scene.row())["status"] == "failed"
         assert await scene.handle(arrival())
