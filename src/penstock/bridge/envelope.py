@@ -6,6 +6,7 @@ Two spellings are in use for the time (`occurred_at`, `produced_at`), the type (
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import uuid
@@ -236,6 +237,8 @@ def _read(body: dict[str, Any]) -> Envelope:
 def _object(payload: Any) -> dict[str, Any]:
     try:
         plain = msgspec.to_builtins(payload, str_keys=True)
+        # msgspec writes null for what JSON has no number for.
+        json.dumps(plain, allow_nan=False)
     except (RecursionError, TypeError, ValueError, msgspec.MsgspecError) as error:
         raise InvalidArgumentError(f"The payload cannot be written as JSON: {error}") from None
     if not isinstance(plain, dict):

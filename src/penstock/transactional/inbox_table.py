@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
+    case,
     cast,
     column,
     func,
@@ -118,12 +119,19 @@ def _marks(status: str) -> dict[str, Any]:
     }
 
 
+def _attempts(status: str) -> Any:
+    """One more; but what was taken was counted then, and only ends."""
+    if status == FAILED:
+        return case((in_status(PROCESSING), c.processing_attempts), else_=c.processing_attempts + 1)
+    return c.processing_attempts + 1
+
+
 def _again(insert: Any, status: str) -> Any:
     """What becomes of a row that is there already, unless it is processed."""
     changed: dict[str, Any] = {name: insert.excluded[name] for name in _NEWER}
     changed |= {
         "status": insert.excluded.status,
-        "processing_attempts": c.processing_attempts + 1,
+        "processing_attempts": _attempts(status),
         "updated_at": insert.excluded.updated_at,
         "error_message": insert.excluded.error_message,
         "processed_at": insert.excluded.processed_at,

@@ -283,7 +283,7 @@ async def test_what_was_taken_and_failed_or_was_left_can_be_taken_again(url):
         async with scene.database.transaction() as connection:
             await connection.execute(update(rows).values(updated_at=rows.c.updated_at - 61))
         assert await take(arrival(), 60) is Taken.OURS
-        assert (await scene.row())["processing_attempts"] == 4
+        assert (await scene.row())["processing_attempts"] == 3
 
 
 async def test_status_counts_and_rows_list(url):

@@ -160,6 +160,8 @@ def test_payloads_may_be_objects_of_a_program():
         {"payload": [1]},
         {"payload": "text"},
         {"payload": {"x": object()}},
+        {"payload": {"x": [1.5, float("nan")]}},
+        {"payload": {"x": float("inf")}},
         {"event_type": ""},
         {"event_type": None},
         {"event_type": 5},
