@@ -7,8 +7,8 @@ from tests.support.processes import command, command_here
 
 def test_a_server_can_be_started_looked_at_and_stopped(tmp_path):
     folder = str(tmp_path / "data")
-    assert command_here("server", "status", folder)[:2] == (1, f"Not running: {folder}\n")
-    assert command_here("server", "stop", folder)[:2] == (0, "It was not running.\n")
+    assert command_here("server", "status", folder) == (1, f"Not running: {folder}\n", "")
+    assert command_here("server", "stop", folder) == (0, "It was not running.\n", "")
     # In a process of its own, which the server outlives.
     started = command("server", "start", folder)
     assert started.code == 0
@@ -19,7 +19,7 @@ def test_a_server_can_be_started_looked_at_and_stopped(tmp_path):
     code, said, _ = command_here("server", "status", folder)
     assert code == 0
     assert process[1] in said
-    assert command_here("server", "stop", folder)[:2] == (0, "Stopped.\n")
+    assert command_here("server", "stop", folder) == (0, "Stopped.\n", "")
     assert command_here("server", "status", folder).code == 1
 
 
