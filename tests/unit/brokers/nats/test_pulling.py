@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.brokers.nats.aio.pulling import Pulling
+from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.config import SubscriptionConfig
 from penstock.errors import DeadlineExceededError, UnavailableError
 from penstock.testing import settled
 
-CONSUMER = SimpleNamespace(stream="orders", name="billing")
+CONSUMER = Consumer("orders", "billing", SubscriptionConfig(name="billing", topic="orders"))
 FIRST, SECOND = (b"$JS.ACK.orders.billing.1.%d.1.1700000000000000000.5" % n for n in (1, 2))
 
 
