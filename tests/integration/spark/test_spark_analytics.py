@@ -156,7 +156,7 @@ def test_the_command_prints_tables_with_bars_or_json(spark, history, monkeypatch
     monkeypatch.setattr("penstock.spark.session", lambda *_, **__: Borrowed())
     shown = report("stages", "late", "--watermark", "1000")
     assert "Seconds of work, and of waiting for it" in shown
-    assert "█" * 8 in shown
+    assert "█" * 5 in shown
     assert "nothing." in shown
     told = report("failures", "--json", "--since", "2026-03-01T23:00:20+00:00")
     [found] = [json.loads(line) for line in told.splitlines()]
