@@ -22,7 +22,7 @@ up: setup ## the same, and it stays up until Ctrl-C
 	@$(RUN) examples/demo.py --forever
 
 test: check ## everything that proves it
-	@$(RUN) -m pytest -n 2 --no-loadscope-reorder
+	@$(RUN) -m pytest -n 3 --no-loadscope-reorder
 
 check: setup ## lint, types, layers
 	@$(RUN) -m ruff check .
