@@ -1,6 +1,6 @@
 """Async tests run in virtual time unless they ask for real time.
 
-With several processes (`-n 2`) the tests of a file stay together, because they share servers, and
+With several processes (`-n 3`) the tests of a file stay together, because they share servers, and
 all that need Spark share one: it takes seconds to start, and two of them would fill the machine.
 """
 
