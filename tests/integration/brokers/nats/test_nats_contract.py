@@ -243,21 +243,26 @@ async def test_who_receives_follows_what_another_client_changes(server, monkeypa
         async def pull():
             return await broker.pull(sub.name, max_messages=1, max_bytes=1000, wait=0.2)
 
-        await topic.publish_message(b"lent")
-        [lent] = await pull()
-        await changing.subscription(sub.name).update(filter="attributes:wanted", ack_deadline=33)
-        for n in range(100):
-            await topic.publish_message(b"%d" % n)
-            found = await pull()
-            if not found:
-                break
+        async def next_one():
+            """What comes next, acked."""
+            while not (found := await pull()):
+                pass
             await broker.settle(sub.name, [Settlement(found[0].ack_id, Verb.ACK)])
-        assert await pull() == []
-        await topic.publish_message(b"wanted", {"wanted": "yes"})
-        [wanted] = await pull()
-        assert (wanted.record.data, wanted.ack_deadline) == (b"wanted", 33)
+            return found[0]
+
+        await topic.publish_message(b"lent")
+        while not (lent := await pull()):
+            pass
+        await changing.subscription(sub.name).update(filter="attributes:wanted", ack_deadline=33)
+        while True:
+            await topic.publish_message(b"wanted", {"wanted": "yes"})
+            if (await next_one()).ack_deadline == 33:
+                break
+        await topic.publish_message(b"unwanted")
+        await topic.publish_message(b"last", {"wanted": "yes"})
+        assert (await next_one()).record.data == b"last"
         # What was on loan before is so still.
-        settlements = [Settlement(lent.ack_id, Verb.ACK)]
+        settlements = [Settlement(lent[0].ack_id, Verb.ACK)]
         assert await broker.settle(sub.name, settlements) == [AckResponse.SUCCESS]
 
 
