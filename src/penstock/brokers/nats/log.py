@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from penstock.broker import Extent
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.aio.passing import SLICE, PassingReader
+from penstock.brokers.nats.aio.passing import SLICE, EndedEarlyError, PassingReader
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.protocol.configuration import (
@@ -93,8 +93,8 @@ class NatsLog:
                     async for records in found:
                         at = records[-1].sequence + 1
                         yield records
-            except PermissionDeniedError:
-                pass  # This user may read and make no consumers.
+            except (PermissionDeniedError, EndedEarlyError):
+                pass  # This user may make no consumers, or its server went away in between.
         # What is left: all of a short range, or what another copy did not know of yet.
         raws = await self._read(topic, at, last)
         if topic in self._indirect:

@@ -20,6 +20,10 @@ SLICE = 1_000
 """Records that are decoded at a time: in between, the server is listened to."""
 
 
+class EndedEarlyError(UnavailableError):
+    """The consumer is gone, or something of what it sent: what is left has to be read otherwise."""
+
+
 class PassingReader:
     """One range of one topic."""
 
@@ -67,10 +71,10 @@ class PassingReader:
             raws, status = await self._next(consumer, 1, 0)
         if status in (CONFLICT, NO_RESPONDERS) and not raws:
             # Because nobody had asked for long, or its server went away.
-            raise UnavailableError(f"The consumer that read topic {self._topic!r} is gone")
+            raise EndedEarlyError(f"The consumer that read topic {self._topic!r} is gone")
         self._received += len(raws)
         if raws and parse_ack_subject(raws[-1][1]).nth != self._received:
-            raise UnavailableError(f"Messages of topic {self._topic!r} were lost on their way")
+            raise EndedEarlyError(f"Messages of topic {self._topic!r} were lost on their way")
         return raws
 
     async def _next(self, consumer: str, batch: int, max_bytes: int) -> tuple[list[Raw], int]:
