@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from typing import ClassVar, Self
 
 from penstock.errors import InvalidArgumentError
@@ -83,6 +84,12 @@ def check_patterns(what: str, patterns: object) -> None:
                 f"{what} cannot have {pattern!r}: a subject is tokens joined by dots, without "
                 "spaces, with * for one token and > for all that follow"
             )
+
+
+def check_zone(what: str, moment: datetime | None) -> None:
+    """A moment without a time zone could be any hour."""
+    if moment is not None and moment.tzinfo is None:
+        raise InvalidArgumentError(f"{what} must have a time zone: {moment!r} has none")
 
 
 def check_duration(what: str, seconds: float, least: float, most: float) -> None:

@@ -7,11 +7,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from penstock.rules.backoff import Backoff
 
 T = TypeVar("T")
+
+OnFailure: TypeAlias = Callable[[Exception, float], None]
+"""Told each failure that is followed by another try, and the pause before it."""
 
 
 def is_retryable(error: Exception) -> bool:
@@ -81,7 +84,7 @@ async def retry(
     call: Callable[[], Awaitable[T]],
     persistence: Persistence,
     *,
-    on_failure: Callable[[Exception, float], None] | None = None,
+    on_failure: OnFailure | None = None,
 ) -> T:
     """What `call` returns, once it does; its last error when it is given up.
 
@@ -93,11 +96,7 @@ async def retry(
         try:
             return await call()
         except Exception as error:
-            pause = failures.pause_after(error, loop.time())
-            if pause is None:
-                raise
-            if on_failure is not None:
-                on_failure(error, pause)
+            pause = _pause_or_raise(failures, error, loop.time(), on_failure)
         await asyncio.sleep(pause)
 
 
@@ -106,7 +105,7 @@ async def keep_doing(
     failures: Failures,
     *,
     until: Callable[[], bool] = lambda: False,
-    on_failure: Callable[[Exception, float], None] | None = None,
+    on_failure: OnFailure | None = None,
     rest: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> None:
     """`step` over and over, until `until()`: at once after a success, after a pause when it
@@ -122,11 +121,7 @@ async def keep_doing(
             await step()
             failures.clear()
         except Exception as error:
-            pause = failures.pause_after(error, loop.time())
-            if pause is None:
-                raise
-            if on_failure is not None:
-                on_failure(error, pause)
+            pause = _pause_or_raise(failures, error, loop.time(), on_failure)
             await rest(pause)
 
 
@@ -134,7 +129,7 @@ def retry_blocking(
     call: Callable[[], T],
     persistence: Persistence,
     *,
-    on_failure: Callable[[Exception, float], None] | None = None,
+    on_failure: OnFailure | None = None,
 ) -> T:
     """`retry`, for code that has a thread to itself."""
     failures = Failures(persistence)
@@ -142,9 +137,16 @@ def retry_blocking(
         try:
             return call()
         except Exception as error:
-            pause = failures.pause_after(error, time.monotonic())
-            if pause is None:
-                raise
-            if on_failure is not None:
-                on_failure(error, pause)
+            pause = _pause_or_raise(failures, error, time.monotonic(), on_failure)
         time.sleep(pause)
+
+
+def _pause_or_raise(
+    failures: Failures, error: Exception, now: float, on_failure: OnFailure | None
+) -> float:
+    pause = failures.pause_after(error, now)
+    if pause is None:
+        raise error
+    if on_failure is not None:
+        on_failure(error, pause)
+    return pause

@@ -23,7 +23,7 @@ from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import check_middleware
 from penstock.errors import ClosedError, FailedPreconditionError, PenstockError
 from penstock.message import Message
-from penstock.retrying import Failures, Persistence, always
+from penstock.retrying import Failures, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
 from penstock.rules.window import FlowControl
 from penstock.subscribing import CloseReport, LeaseExtension, Streaming, Subscription
@@ -216,21 +216,23 @@ class Consumer:
 
     async def _receive(self) -> None:
         """Over one connection after the other, if they are made anew."""
-        failures = Failures(_PATIENCE)
-        while not self._stopping:
-            try:
-                pubsub = await self._pubsub()
-                self._make_lanes()
-                await self._receive_from(pubsub)
-                failures.clear()
-            except PenstockError as error:
-                pause = failures.pause_after(error, asyncio.get_running_loop().time())
-                if pause is None:
-                    durable = self._settings.names.durable
-                    _log.error("Consumer %s ended and receives no more: %s", durable, error)
-                    raise
-                _log.warning("Not receiving; trying again in %.1f s: %s", pause, error)
-                await asyncio.sleep(pause)
+
+        async def receive() -> None:
+            pubsub = await self._pubsub()
+            self._make_lanes()
+            await self._receive_from(pubsub)
+
+        def tell(error: Exception, pause: float) -> None:
+            _log.warning("Not receiving; trying again in %.1f s: %s", pause, error)
+
+        try:
+            await keep_doing(
+                receive, Failures(_PATIENCE), until=lambda: self._stopping, on_failure=tell
+            )
+        except PenstockError as error:
+            durable = self._settings.names.durable
+            _log.error("Consumer %s ended and receives no more: %s", durable, error)
+            raise
 
     def _make_lanes(self) -> None:
         """Not before the bridge is started: what is processed may need its database."""

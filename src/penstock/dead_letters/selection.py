@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 
-from penstock.config import check_whole
+from penstock.config import check_whole, check_zone
 from penstock.dead_letters.letter import DeadLetter
-from penstock.errors import InvalidArgumentError
 from penstock.rules.filters import parse_filter
 
 
@@ -37,9 +36,7 @@ class Selection:
         if self.limit is not None:
             check_whole("limit", self.limit, 1)
         for name in ("since", "until"):
-            moment = getattr(self, name)
-            if moment is not None and moment.tzinfo is None:
-                raise InvalidArgumentError(f"{name} must have a time zone: {moment!r} has none")
+            check_zone(name, getattr(self, name))
         if self.filter:
             parse_filter(self.filter)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.broker import TopicStatus
 from penstock.capabilities import detach_subscription, update_topic
-from penstock.emulator.administering.pages import page_of, still_there
+from penstock.emulator.administering.pages import page_of, page_of_project
 from penstock.emulator.administering.resources import merged, topic_of
 from penstock.emulator.backend import Backend
 from penstock.emulator.messages import check_publish, drafts_of
@@ -72,11 +72,9 @@ class Publisher:
         return await self._described(self._names.of(TOPICS, request.topic, "topic"))
 
     async def list_topics(self, request: Any) -> Any:
-        project = self._names.project_of(request.project, "project")
-        names = [n for n in await self._admin.list_topics() if self._names.is_in(project, n)]
-        page, token = page_of(names, request.page_size, request.page_token)
-        topics = await still_there(self._described, page)
-        return _Listed(topics=topics, next_page_token=token)
+        known = await self._admin.list_topics()
+        found, token = await page_of_project(request, self._names, known, self._described)
+        return _Listed(topics=found, next_page_token=token)
 
     async def list_topic_subscriptions(self, request: Any) -> Any:
         names = await self._admin.list_subscriptions(self._names.of(TOPICS, request.topic, "topic"))

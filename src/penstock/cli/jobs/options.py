@@ -37,10 +37,9 @@ class SettingsOptions:
 
     def load(self, **own: Any) -> JobSettings:
         """The settings, with what the command has to say itself."""
-        from penstock.jobs.pipeline.media import MEDIA
         from penstock.jobs.settings import load_settings
 
-        pipeline = MEDIA if self.pipeline == MEDIA_REFERENCE else pipeline_here(self.pipeline)
+        pipeline = pipeline_here(self.pipeline)
         settings = load_settings(self.config, pipeline=pipeline, **self.given, **own)
         check_shared(settings.url)
         return settings
@@ -73,6 +72,8 @@ def pipeline_here(reference: str) -> Pipeline:
     and in the processes that are started from here."""
     from penstock.jobs.pipeline.declaration import pipeline_of
 
+    if reference == MEDIA_REFERENCE:
+        return pipeline_of(reference)  # Ours: nothing of the current folder is needed.
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

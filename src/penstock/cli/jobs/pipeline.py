@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from penstock.cli.brokers.broker import moment
+from penstock.cli.brokers.broker import moment, print_json
 from penstock.cli.jobs.metrics import serving_metrics
-from penstock.cli.jobs.options import MetricsPort, SettingsOptions, pipeline_here, with_settings
+from penstock.cli.jobs.options import (
+    MEDIA_REFERENCE,
+    MetricsPort,
+    SettingsOptions,
+    pipeline_here,
+    with_settings,
+)
 from penstock.cli.jobs.process import log_to_terminal
 from penstock.errors import InvalidArgumentError
-from penstock.jobs.pipeline.media import MEDIA, MEDIA_REFERENCE
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
@@ -111,14 +115,16 @@ def report(
     json: Annotated[bool, typer.Option(help="A line of JSON for each report.")] = False,
 ) -> None:
     """What a history says: seconds by stage, throughput, failures, retries, lag, late events."""
-    from penstock.cli.jobs.report import as_json, show
+    from rich.console import Console
+
+    from penstock.cli.jobs.report import plain, show
     from penstock.spark import session
     from penstock.spark.jobs.analytics import REPORTS, answer, check_reports, open_history
     from penstock.spark.jobs.history import check_there
 
     check_reports(which or ())
     check_there(history)
-    declared = MEDIA if own == MEDIA_REFERENCE else pipeline_here(own)
+    declared = pipeline_here(own)
     begin, end = moment(since), moment(until)
     spark = session(
         "penstock report",
@@ -133,7 +139,7 @@ def report(
             found = answer(spark, name, watermark=watermark)
             rows = found.collect()
             if json:
-                typer.echo(f'{{"report": "{name}", "rows": {as_json(found.columns, rows)}}}')
+                print_json({"report": name, "rows": plain(found.columns, rows)})
             else:
                 show(Console(), REPORTS[name], found.columns, rows)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -37,8 +36,9 @@ def show(console: Console, report: Report, names: Sequence[str], rows: Sequence[
     console.print(table, "")
 
 
-def as_json(names: Sequence[str], rows: Iterable[Any]) -> str:
-    return json.dumps([{name: _plain(row[name]) for name in names} for row in rows])
+def plain(names: Sequence[str], rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """The rows as JSON has them."""
+    return [{name: _plain(row[name]) for name in names} for row in rows]
 
 
 def _text(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.emulator.administering.pages import page_of, still_there
+from penstock.emulator.administering.pages import page_of_project
 from penstock.emulator.administering.resources import merged
 from penstock.emulator.backend import Backend
 from penstock.emulator.refusals import already_exists
@@ -46,11 +46,8 @@ class Snapshots:
             return await self._described(name)
 
     async def list_snapshots(self, request: Any) -> Any:
-        project = self._names.project_of(request.project, "project")
-        names = await self._admin.list_snapshots()
-        own = [name for name in names if self._names.is_in(project, name)]
-        page, token = page_of(own, request.page_size, request.page_token)
-        found = await still_there(self._described, page)
+        known = await self._admin.list_snapshots()
+        found, token = await page_of_project(request, self._names, known, self._described)
         return _Listed(snapshots=found, next_page_token=token)
 
     async def delete_snapshot(self, request: Any) -> Any:

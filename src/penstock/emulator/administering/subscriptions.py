@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from penstock.broker import SubscriptionStatus
 from penstock.capabilities import update_subscription
 from penstock.config import TopicConfig
-from penstock.emulator.administering.pages import page_of, still_there
+from penstock.emulator.administering.pages import page_of_project
 from penstock.emulator.administering.resources import merged, subscription_of
 from penstock.emulator.backend import Backend
 from penstock.emulator.refusals import already_exists
@@ -78,11 +78,8 @@ class Subscriptions:
             return await self._described(name)
 
     async def list_subscriptions(self, request: Any) -> Any:
-        project = self._names.project_of(request.project, "project")
-        names = await self._admin.list_subscriptions()
-        own = [name for name in names if self._names.is_in(project, name)]
-        page, token = page_of(own, request.page_size, request.page_token)
-        found = await still_there(self._described, page)
+        known = await self._admin.list_subscriptions()
+        found, token = await page_of_project(request, self._names, known, self._described)
         return _Listed(subscriptions=found, next_page_token=token)
 
     async def delete_subscription(self, request: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from penstock.config import check_zone
 from penstock.errors import InvalidArgumentError
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.declaration import Pipeline
@@ -151,10 +152,10 @@ def open_history(
     """Make the views over a history, or over what happened in it from `since` and before `until`.
     Returns `job_steps`."""
     events = read_history(spark, location)
+    check_zone("since", since)
+    check_zone("until", until)
     for sign, moment in ((">=", since), ("<", until)):
         if moment is not None:
-            if moment.tzinfo is None:
-                raise InvalidArgumentError(f"{moment} needs a time zone: it could be any hour")
             # Days are folders: those outside are not even opened.
             events = events.where(f"at {sign} timestamp'{moment.isoformat()}'").where(
                 f"day {sign.rstrip('=')}= date'{moment.astimezone(UTC).date()}'"

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 import msgspec
 
+from penstock.config import check_zone
 from penstock.connect import broker_kind, check_shared, scheme_of
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.jobs.model.fields import JobId
@@ -117,8 +118,7 @@ class Part:
     jobs: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.since is not None and self.since.tzinfo is None:
-            raise InvalidArgumentError(f"{self.since} needs a time zone: it could be any hour")
+        check_zone("since", self.since)
         for job_id in self.jobs:
             try:
                 msgspec.convert(job_id, JobId)
