@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -29,7 +29,7 @@ from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord, Standing, Step, standing
 from penstock.jobs.store.said import Said
-from penstock.jobs.telemetry import JobObserver, span, subject_of
+from penstock.jobs.telemetry import JobObserver, say_outcome, span, subject_of
 from penstock.message import Draft
 from penstock.retrying import Persistence, retry
 from penstock.rules.backoff import Backoff
@@ -42,6 +42,16 @@ T = TypeVar("T")
 _CANCEL_CHECK = 5.0
 # What took hours to find out is not thrown away because the database is away for a minute.
 _KEEPING = Persistence(backoff=Backoff(initial=0.2, maximum=5.0), within=120.0)
+
+
+class _Ended(NamedTuple):
+    """What became of a message, in a word, and why."""
+
+    outcome: str
+    reason: str | None = None
+
+
+_STALE = _Ended("stale")
 
 
 class Processing:
@@ -90,23 +100,24 @@ class Processing:
         subject = subject_of(message.attributes, max(attempt, message.delivery))
         self._observer.received(subject, self._settings.subscription)
         began = time.monotonic()
-        outcome = "lost"
+        ended = _Ended("lost")
         try:
-            outcome = await self._attempted(message, job, record, attempt)
+            ended = await self._attempted(message, job, record, attempt)
         finally:
             took = time.monotonic() - began
-            self._observer.handled(subject, self.stage.name, outcome, took)
+            self._observer.handled(
+                replace(subject, reason=ended.reason), self.stage.name, ended.outcome, took
+            )
 
     async def _attempted(
         self, message: Incoming, job: Job, record: JobRecord | None, attempt: int
-    ) -> str:
-        """What became of it, in a word."""
+    ) -> _Ended:
         if job.stage is not self.stage.consumes:
             # Some filter let through what is for another stage, which has it as well.
-            return "stale"
+            return _STALE
         match standing(self._store.pipeline, job, record):
             case Standing.STALE:
-                return "stale"
+                return _STALE
             case Standing.DONE:
                 return await self._run_anew(message, record)
             case Standing.UNKNOWN:
@@ -118,7 +129,7 @@ class Processing:
                         "with the right one; nothing was done about the job"
                     )
                 await self._bury(message, "unknown-job", attempt)
-                return "reject"
+                return _Ended("reject", "unknown-job")
         attributes: dict[str, str | int] = {
             "penstock.job.id": job.job_id,
             "penstock.job.attempt": attempt,
@@ -128,24 +139,26 @@ class Processing:
                 began = time.monotonic()
                 outcome = await self._work(job, attempt)
                 if outcome is None:
-                    return "stale"
-                await self._keep(message, job, attempt, outcome, time.monotonic() - began)
+                    return _STALE
+                took = time.monotonic() - began
+                ended = await self._keep(message, job, attempt, outcome, took)
+                say_outcome(ended.outcome, ended.reason)
+                return ended
         except asyncio.CancelledError:
             # Whoever stops a worker does not make the job fail.
             with suppress(PenstockError):
                 await asyncio.shield(self._store.interrupt(job))
             raise
-        return type(outcome).__name__.lower()
 
-    async def _run_anew(self, message: Incoming, record: JobRecord | None) -> str:
+    async def _run_anew(self, message: Incoming, record: JobRecord | None) -> _Ended:
         """A job that has gone on needs nothing, but one that was given up and whose dead letter is
         replayed is run anew, as if it were retried."""
         if record is None or REPLAY_OF not in message.attributes:
-            return "duplicate"
+            return _Ended("duplicate")
         if record.job.stage is not JobStage.FAILED:
-            return "duplicate"
+            return _Ended("duplicate")
         changed = await self._store.step(Step(job=record.job, to=JobStage.QUEUED))
-        return "retry" if changed is not None else "stale"
+        return _Ended("retry", "replayed") if changed is not None else _STALE
 
     async def _work(self, job: Job, attempt: int) -> Outcome | None:
         """None when the job was cancelled meanwhile."""
@@ -173,7 +186,7 @@ class Processing:
 
     async def _keep(
         self, message: Incoming, job: Job, attempt: int, outcome: Outcome, took: float
-    ) -> None:
+    ) -> _Ended:
         """Commit the outcome and all that follows from it. Somebody else may have been faster:
         then theirs stands and ours changes nothing."""
         store = self._store
@@ -181,27 +194,35 @@ class Processing:
         match outcome:
             case Done():
                 step = Step(to=self.stage.emits, done=outcome, by=self.stage.name, **work)
-                await self._patiently(job, lambda: store.step(step))
-            case Retry(_, after):
+                if await self._patiently(job, lambda: store.step(step)) is None:
+                    return _STALE
+                if store.pipeline.is_end(step.to):
+                    self._observer.ended(subject_of(message.attributes, attempt), self.stage.name)
+                return _Ended("done")
+            case Retry(reason, after):
                 usual = self._settings.retry_policy.delay(attempt)
                 seconds = usual if after is None else min(LONGEST_DELAY, max(0.0, after))
-                await self._patiently(job, lambda: store.try_again(job, seconds))
+                again = await self._patiently(job, lambda: store.try_again(job, seconds))
+                return _Ended("retry", reason) if again else _STALE
             case Reject(reason, gave_up):
                 # A job that failed is dealt with; one that was given up is kept as well.
                 topic = self._settings.dead_letters(message.topic)
                 letter = (topic, self._letter(message, reason, attempt)) if gave_up else None
                 ended: dict[str, Any] = {"reason": reason, "attempts": attempt}
                 step = Step(to=JobStage.FAILED, dead_letter=letter, **ended, **work)
-                failed = await self._patiently(job, lambda: store.step(step))
-                if failed is not None and letter is not None:
-                    self._observer.dead_lettered(
-                        subject_of(message.attributes, attempt), topic, reason
-                    )
+                if await self._patiently(job, lambda: store.step(step)) is None:
+                    return _STALE
+                subject = replace(subject_of(message.attributes, attempt), reason=reason)
+                if letter is not None:
+                    self._observer.dead_lettered(subject, topic, reason)
+                self._observer.ended(subject, self.stage.name)
+                return _Ended("failed", reason)
 
     async def _is_no_job(self, message: Incoming, reason: str) -> None:
         """What does not decode is a dead letter, or is put back until somebody can read it."""
         subject = subject_of(message.attributes, message.times_put_back + 1)
         self._observer.received(subject, self._settings.subscription)
+        subject = replace(subject, reason=reason)
         tried = message.times_put_back + 1
         if self._settings.invalid == "retry" and tried < self._settings.max_attempts:
             seconds = self._settings.retry_policy.delay(tried)

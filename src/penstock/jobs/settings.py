@@ -103,6 +103,9 @@ class MediaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_upload_bytes: Annotated[int, Meta(ge=1, le=2**40)] = 2**30
     keep_uploads: Annotated[float, Meta(ge=3600, le=3660 * 86_400)] = 30 * 86_400.0
     """Seconds that an upload is kept after it was last sent or asked for."""
+    max_pages: Annotated[int, Meta(ge=1, le=2000)] = 500
+    max_characters: Annotated[int, Meta(ge=1, le=5_000_000)] = 1_000_000
+    """Of a document, what is read at most; one that has more is marked as truncated."""
     fetch_timeout: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     model: str = "tiny.en"
     language: str | None = None

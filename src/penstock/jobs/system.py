@@ -71,7 +71,7 @@ class JobSystem:
             projection = Projection(self.client, views, self.settings.api.views_subscription)
             await stack.enter_async_context(projection)
             yield Ingestion(
-                service=JobService(self.store),
+                service=JobService(self.store, self.client.observer),
                 views=views,
                 projection=projection,
                 relay=self.relay,

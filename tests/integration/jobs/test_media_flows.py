@@ -17,6 +17,7 @@ import pytest
 from faster_whisper.audio import decode_audio
 
 from penstock.jobs import JobStage, MediaType
+from penstock.jobs.store.said import known_event_of
 from tests.support.job_scenes import Place, impatient, jobs_on
 from tests.support.media_server import serving
 
@@ -54,6 +55,31 @@ async def test_every_sample_is_looked_at_and_written_down(quick):
             assert len(missing) <= len(expected) / 3, (name, said)
             if "seconds" in MANIFEST[name]:
                 assert view.duration == pytest.approx(MANIFEST[name]["seconds"], abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "pages", "truncated"),
+    [
+        ("note.pdf", {"max_pages": 2}, 2, True),
+        ("note.pdf", {"max_pages": 3}, 3, False),
+        ("note.txt", {"max_characters": 40}, 1, True),
+    ],
+)
+async def test_a_document_that_is_longer_than_the_limits_says_so_wherever_it_is_asked_for(
+    quick, name, limit, pages, truncated
+):
+    async with media_on(quick, SAMPLES, media=limit) as scene:
+        record = await scene.submit(name, media_type=MediaType.DOCUMENT)
+        view = await scene.ended(record.job.job_id)
+        assert (view.stage, view.pages) == (JobStage.TRANSCRIPT_COMPLETE, pages)
+        assert view.truncated is truncated
+        told = json.loads((await scene.stored("job-events"))[-1].data)
+        assert told.get("truncated", False) is truncated and told["pages"] == pages
+        text = await scene.system.store.text(record.job.job_id)
+        assert (text.truncated, text.pages) == (truncated, pages)
+        assert view.characters == told["characters"] == text.characters > 0
+        kept = await scene.system.store.get(record.job.job_id)
+        assert known_event_of(scene.system.store.pipeline, kept).truncated is truncated
 
 
 def mutated(chance, data):

@@ -4,6 +4,7 @@ import pytest
 
 from penstock.errors import InvalidArgumentError
 from penstock.jobs import JobStage, MediaType, load_settings
+from penstock.media.reading.documents import CHARACTERS, MOST_CHARACTERS, MOST_PAGES, PAGES
 
 
 def test_req_4_1_names_have_sane_defaults():
@@ -83,6 +84,17 @@ def test_req_4_3_a_stage_may_have_dead_letters_of_its_own():
 def test_a_setting_that_is_wrong_is_refused_when_it_is_read(wrong):
     with pytest.raises(InvalidArgumentError):
         load_settings(environ={}, **wrong)
+
+
+def test_as_much_of_a_document_may_be_asked_for_as_can_be_read():
+    most = {"max_pages": MOST_PAGES, "max_characters": MOST_CHARACTERS}
+    assert load_settings(environ={}, media=most).media.max_pages == MOST_PAGES
+    for name, value in most.items():
+        for wrong in (0, value + 1):
+            with pytest.raises(InvalidArgumentError, match=name):
+                load_settings(environ={}, media={name: wrong})
+    usual = load_settings(environ={}).media
+    assert (usual.max_pages, usual.max_characters) == (PAGES, CHARACTERS)
 
 
 def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):

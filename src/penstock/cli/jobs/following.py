@@ -26,7 +26,16 @@ def stage_text(job: dict[str, Any], stages: Sequence[str]) -> str:
     stage = job["stage"]
     colour = "green" if stage == stages[-1] else _ENDS.get(stage, "blue")
     reason = f" {job['reason']}" if job.get("reason") else ""
-    return f"[{colour}]{stage}[/]{reason}"
+    return f"[{colour}]{stage}[/]{reason}{_cut(job)}"
+
+
+def _cut(job: dict[str, Any]) -> str:
+    """That the text is not all there was, and how much it is."""
+    if not job.get("truncated"):
+        return ""
+    letters = f"{job.get('characters', 0):,} letters"
+    pages = job.get("pages") or 1
+    return f" [yellow]cut after {f'{pages:,} pages' if pages > 1 else letters}[/]"
 
 
 def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool:

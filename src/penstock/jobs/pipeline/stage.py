@@ -19,7 +19,7 @@ from msgspec import Struct
 from penstock.config import DAY, check_duration, check_whole
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.jobs.model.event import StageEvent
-from penstock.jobs.model.fields import Word
+from penstock.jobs.model.fields import Count, Word
 from penstock.jobs.model.job import Job, info_type
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.handler_check import check_handler
@@ -32,11 +32,14 @@ _log = logging.getLogger("penstock.jobs")
 
 
 class Text(Struct, frozen=True, kw_only=True):
-    """A transcript, or the text of a document. Stored, never sent."""
+    """A transcript, or the text of a document. Stored, never sent. `pages`: how many were read, of
+    what has pages; `truncated`: there was more than the limits allow."""
 
     segments: list[Segment]
     language: Word | None = None
     model: str = ""
+    pages: Count | None = None
+    truncated: bool = False
 
     @property
     def characters(self) -> int:

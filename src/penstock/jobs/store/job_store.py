@@ -280,12 +280,12 @@ class ProcessingJobStore:
                 await connection.execute(BEGIN, rows)
         return kept | begun, frozenset(r.job.job_id for r in due) - begun.keys()
 
-    async def try_again(self, job: Job, seconds: float) -> None:
-        """The attempt failed, and the job is sent again after so long; unless it has gone on, or
-        somebody else has ended the attempt."""
-        await self._retries.do((job, seconds))
+    async def try_again(self, job: Job, seconds: float) -> bool:
+        """The attempt failed, and the job is sent again after so long; False when it has gone on,
+        or somebody else has ended the attempt."""
+        return await self._retries.do((job, seconds))
 
-    async def _try_again_all(self, wanted: Sequence[tuple[Job, float]]) -> Sequence[None]:
+    async def _try_again_all(self, wanted: Sequence[tuple[Job, float]]) -> Sequence[bool]:
         async with self.database.transaction() as connection:
             kept = await self.find(connection, [job.job_id for job, _ in wanted], lock=True)
             said: dict[str, Said] = {}
@@ -301,7 +301,7 @@ class ProcessingJobStore:
                 await connection.execute(CHANGE, [changed_row(kept[job_id]) for job_id in said])
                 await say(self.outbox, connection, said.values())
         self._on_commit()
-        return [None] * len(wanted)
+        return [job.job_id in said for job, _ in wanted]
 
     async def interrupt(self, job: Job) -> None:
         """The attempt was stopped by us, so it does not count; whoever has the job's message

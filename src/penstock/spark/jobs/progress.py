@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from penstock.jobs.pipeline.declaration import Pipeline
+from penstock.jobs.telemetry import COMPLETE, ended_jobs, reason_of
+from penstock.spark.jobs.history import Told
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger("penstock.spark")
 _last: dict[str, int] = {}
+# The last event of each topic that was looked at for jobs that ended.
+_counted: dict[str, int] = {}
 # What Spark calls a batch from its beginning to its end, among the phases of it.
 _WHOLE = "triggerExecution"
 
@@ -87,6 +93,24 @@ def _metrics() -> _Metrics | None:
         return _Metrics()
     except ImportError:
         return None
+
+
+def count_ended(pipeline: Pipeline, topic: str, events: Sequence[Told]) -> None:
+    """Jobs that ended, as workers count them: tasks run where nobody could ask, so events are
+    counted where the driver reads them; those of a batch that is run again, once."""
+    try:
+        from prometheus_client import REGISTRY
+    except ImportError:
+        return
+    counter = ended_jobs(REGISTRY)
+    by = {stage.consumes: stage.name for stage in pipeline.stages}
+    for sequence, _, event in events:
+        if sequence <= _counted.get(topic, -1):
+            continue
+        _counted[topic] = sequence
+        if pipeline.is_end(event.stage) and event.previous is not None:
+            reason = reason_of(event) or COMPLETE
+            counter.labels(by[event.previous], event.media_type.value, reason).inc()
 
 
 def say_running(name: str, *, running: bool) -> None:

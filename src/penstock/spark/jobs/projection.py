@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.pipeline.declaration import pipeline_of
 from penstock.spark.jobs.history import History, Told
+from penstock.spark.jobs.progress import count_ended
 from penstock.spark.jobs.runner import Workplace
 from penstock.spark.ranges import open_patiently
 
@@ -46,6 +47,7 @@ class Project:
         if not events:
             return
         self.workplace.runner().apply([told.event for told in events])
+        count_ended(pipeline_of(self.workplace.pipeline), self.topic, events)
         if self.history is not None:
             History(self.history, pipeline_of(self.workplace.pipeline)).append(
                 self._source(), events
