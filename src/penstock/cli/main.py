@@ -39,7 +39,7 @@ _GROUPS = {
     "subscriptions": _Group("penstock.cli.brokers.topics", "cli", "Subscriptions of a broker."),
     "provision": _Group(
         "penstock.cli.jobs.provision", "cli,web,media,google",
-        "Make the topics and subscriptions that jobs need; what exists is left as it is.",
+        "Make the topics and subscriptions that jobs need, or make them what the settings say.",
     ),
     "server": _Group("penstock.cli.brokers.server", "cli,local", "The local server of a folder."),
     "db": _Group("penstock.cli.db", "cli,sql", "Versions of Penstock's tables."),

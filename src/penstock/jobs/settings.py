@@ -41,7 +41,7 @@ class Topics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     processing: str = "job-processing"
     events: str = "job-events"
     media: dict[MediaType, str] = {}
-    retention: Annotated[float, Meta(ge=0, le=366 * 86_400)] = 30 * 86_400.0
+    retention: Annotated[float, Meta(ge=0, le=31 * 86_400)] = 30 * 86_400.0
     """Seconds that events are kept, to rebuild the read model from."""
 
     def __post_init__(self) -> None:
