@@ -39,7 +39,7 @@ _GROUPS = {
     "subscriptions": _Group("penstock.cli.brokers.topics", "cli", "Subscriptions of a broker."),
     "provision": _Group(
         "penstock.cli.jobs.provision", "cli,web,media,google",
-        "Make the topics and subscriptions that jobs need; what exists is left as it is.",
+        "Make the topics and subscriptions that jobs need, or make them what the settings say.",
     ),
     "server": _Group("penstock.cli.brokers.server", "cli,local", "The local server of a folder."),
     "db": _Group("penstock.cli.db", "cli,sql", "Versions of Penstock's tables."),
@@ -66,6 +66,11 @@ _GROUPS = {
 _BROUGHT_BY = {
     "cli": "typer", "sql": "sqlalchemy", "web": "litestar", "media": "av", "nats": "nats",
     "local": "nats", "google": "grpc_status", "emulator": "grpc_reflection",
+}  # fmt: skip
+# What variables of ours begin with; what comes below is for those to judge who read it.
+_VARIABLES = {
+    "API", "API_TOKEN", "API_URL", "CONFIG", "DATABASE", "MEDIA", "PIPELINE", "STAGES", "TOPICS",
+    "URL",
 }  # fmt: skip
 
 
@@ -96,6 +101,8 @@ def main() -> None:
         for name in _GROUPS:
             _add_line(app, name)
     try:
+        if wanted in _GROUPS and "--help" not in sys.argv:
+            _check_variables()
         app()
     except PenstockError as error:
         sys.exit(f"penstock: {_told(error)}")
@@ -103,6 +110,22 @@ def main() -> None:
         if wanted in _GROUPS and (error.name or "").partition(".")[0] in _BROUGHT_BY.values():
             sys.exit(_needs(wanted, error))
         raise
+
+
+def _check_variables() -> None:
+    """A variable that no command reads is a slip in one that should have counted."""
+    prefix = "PENSTOCK_"
+    strange = {
+        name: text
+        for name, text in os.environ.items()
+        if name.startswith(prefix)
+        and name.removeprefix(prefix).partition("__")[0].upper() not in _VARIABLES
+    }
+    if strange:
+        from penstock.jobs.settings import JobSettings
+        from penstock.jobs.spelling import check_spelling
+
+        check_spelling(JobSettings, strange)
 
 
 def _commands() -> None:

@@ -62,6 +62,7 @@ class JobSystem:
     @asynccontextmanager
     async def ingesting(self) -> AsyncIterator[Ingestion]:
         """Take jobs in, and keep the read model."""
+        await self.client.apply_to_topics()
         async with AsyncExitStack() as stack:
             pipeline = self.settings.pipeline
             views: Views = JobViews(pipeline=pipeline)

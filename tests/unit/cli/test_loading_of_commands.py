@@ -7,9 +7,12 @@ import pytest
 import typer
 
 from penstock.cli.jobs.options import MEDIA_REFERENCE
-from penstock.cli.main import _GROUPS, _add, main
+from penstock.cli.main import _GROUPS, _VARIABLES, _add, main
 from penstock.jobs.pipeline import media
+from penstock.jobs.settings import JobSettings
+from penstock.jobs.spelling import NOT_SETTINGS
 from penstock.transactional import schema
+from tests.support.processes import command_here
 
 # Databases, HTTP, brokers, metrics, readers of media: what running needs, and help does not.
 HEAVY = {
@@ -84,3 +87,11 @@ def test_what_is_missing_when_a_command_runs_is_one_line(monkeypatch, tmp_path):
         SystemExit, match=r"This needs sqlalchemy.*: pip install 'penstock\[cli,sql\]'"
     ):
         main()
+
+
+def test_a_misspelt_variable_is_an_error_whatever_is_asked_for():
+    for words in (("jobs", "status"), ("topics", "list"), ("bridge", "health")):
+        ended = command_here(*words, PENSTOCK_ULR="local://data")
+        assert ended.code and "PENSTOCK_ULR (did you mean PENSTOCK_URL?)" in ended.err
+    assert command_here("topics", "--help", PENSTOCK_ULR="x").code == 0
+    assert {name.upper() for name in JobSettings.__struct_fields__} | NOT_SETTINGS == _VARIABLES

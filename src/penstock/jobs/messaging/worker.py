@@ -37,8 +37,10 @@ class StageWorker:
         self._processing = Processing(stage, settings, store, client.observer)
         # Several topics share the concurrency of a stage.
         self._room = asyncio.Semaphore(settings.concurrency)
+        self._client = client
+        self._subscriptions = client.subscriptions(settings)
         self._listeners = Listeners(
-            [self._listener(one, settings.drain) for one in client.subscriptions(settings)]
+            [self._listener(one, settings.drain) for one in self._subscriptions]
         )
 
     @property
@@ -46,6 +48,7 @@ class StageWorker:
         return self._processing.stage
 
     async def __aenter__(self) -> Self:
+        await self._client.apply_to_subscriptions(self._subscriptions)
         await self._listeners.__aenter__()
         _log.info("Stage %s takes jobs that are %s", self.stage.name, self.stage.consumes)
         return self
