@@ -288,7 +288,7 @@ def _checked(draft: Draft) -> Draft:
         draft.message_id,
         draft.subject,
         ttl=draft.ttl,
-        own_id=uuid.uuid4().hex,
+        own_id=None if draft.message_id else uuid.uuid4().hex,
     )
 
 

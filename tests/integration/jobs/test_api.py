@@ -585,6 +585,14 @@ async def test_the_api_describes_itself(quick):
         assert "<code>mediaType</code> in body, required" in page.text
 
 
+async def test_what_a_request_needs_is_provided_without_a_task_for_each(quick):
+    async with jobs_on(quick) as scene:
+        app = create_app(scene.system, scene.ingestion)
+        for route in app.routes:
+            for _, parameters in getattr(route, "route_handler_map", {}).values():
+                assert all(len(batch) == 1 for batch in parameters.dependency_batches), route.path
+
+
 async def test_operators_see_what_waits(quick):
     async with api_on(quick, work=False) as (client, scene):
         made = await client.post("/jobs", json=JOB)
