@@ -48,6 +48,10 @@ Files = Annotated[
     list[Path] | None,
     typer.Option("--py-files", help="Modules for the tasks: .py, .zip or .whl; repeatable."),
 ]
+Environment = Annotated[
+    Path | None,
+    typer.Option(help="All that tasks need beside Spark: what `penstock pipeline ship` made."),
+]
 Since = Annotated[str | None, typer.Option(help="Only what is not older: 2026-01-31T12:00, or 2h.")]
 Trigger = Annotated[float, typer.Option(min=0, help="Seconds between batches.")]
 
@@ -64,12 +68,13 @@ def run(
     trigger: Trigger = 0.5,
     conf: Conf = None,
     py_files: Files = None,
+    environment: Environment = None,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run until interrupted: SIGTERM and Ctrl-C let the batches that run come to their end."""
     options = _options(common, checkpoints, history, stages) | {"trigger": trigger}
     with serving_metrics(metrics_port):
-        _run(common.load(), _Spark(master, remote, conf, py_files), options, once=None)
+        _run(common.load(), _Spark(master, remote, conf, py_files, environment), options, once=None)
 
 
 @pipeline.command()
@@ -83,6 +88,7 @@ def backfill(
     history: History = None,
     conf: Conf = None,
     py_files: Files = None,
+    environment: Environment = None,
     since: Since = None,
     job: Annotated[
         list[str] | None, typer.Option(help="Only what is about this job; repeatable.")
@@ -93,7 +99,7 @@ def backfill(
 
     part = Part(since=moment(since), jobs=job or ())
     options = _options(common, checkpoints, history, stages)
-    _run(common.load(), _Spark(master, remote, conf, py_files), options, once=part)
+    _run(common.load(), _Spark(master, remote, conf, py_files, environment), options, once=part)
 
 
 @pipeline.command()
@@ -160,6 +166,25 @@ def compact(
     typer.echo(f"{history}: {done.before} files before, {done.after} now.")
 
 
+@pipeline.command()
+def ship(
+    target: Annotated[Path, typer.Argument(help="The archive to write: NAME.tar.gz.")],
+    extras: Annotated[
+        str | None,
+        typer.Option(help="Of Penstock, with commas between; those installed here unless given."),
+    ] = None,
+    more: Annotated[
+        list[str] | None, typer.Option("--with", help="Another distribution; repeatable.")
+    ] = None,
+) -> None:
+    """Pack what tasks need beside Spark, as it is installed here, for `--environment`."""
+    from penstock.spark.session.shipping import ship as pack
+
+    chosen = None if extras is None else [name.strip() for name in extras.split(",")]
+    packed = pack(target, extras=chosen, more=more or ())
+    typer.echo(f"{target}: {packed.size / 2**20:.0f} MiB, {', '.join(packed.names)}.")
+
+
 def _options(
     common: SettingsOptions, checkpoints: str, history: str | None, stages: str | None
 ) -> dict[str, Any]:
@@ -179,15 +204,19 @@ class _Spark:
     remote: str | None
     conf: list[str] | None
     files: list[Path] | None
+    environment: Path | None
 
     def config(self) -> dict[str, str]:
+        from penstock.spark.session.shipping import shipped
+
         pairs = [text.partition("=") for text in self.conf or ()]
         for name, separator, _ in pairs:
             if not separator or not name.startswith("spark."):
                 raise InvalidArgumentError(
                     f"--conf takes a setting of Spark, as spark.executor.memory=2g, not {name!r}"
                 )
-        return {name: value for name, _, value in pairs}
+        given = {name: value for name, _, value in pairs}
+        return given if self.environment is None else shipped(self.environment) | given
 
     def modules(self) -> list[str]:
         for file in self.files or ():
