@@ -27,6 +27,8 @@ from penstock.brokers.nats.protocol.headers import pin_of, status_of
 from penstock.brokers.nats.protocol.records import Raw
 from penstock.brokers.nats.protocol.requests import (
     encode_request,
+    nak,
+    nak_delay,
     next_message,
     publish_operation,
     unpin,
@@ -44,11 +46,13 @@ _ASK_EVERY = 0.5
 # What may be with somebody else is looked up by key; beyond so many messages all keys wait.
 _MOST_SUSPECTS = 5_000
 # What is lent or away may come with the next request only, though there is no room. So they are
-# asked for one by one, at once while they come back and one a second when they are new; beyond so
-# many the last one goes back for each.
+# asked for one by one: at once when some are due and while they come back, then, while what comes
+# is new, after pauses that grow to a second; beyond so many the last one goes back for each, and
+# is away no longer than it takes to get to it.
+_ASK_AGAIN_AFTER = 0.01
 _MAKE_ROOM_EVERY = 1.0
 _EXTRA = 64
-_COMES_BACK_AFTER = 5.0
+_COMES_BACK_AFTER = 1.0
 _WRONG_PIN = 423
 
 _log = logging.getLogger("penstock")
@@ -84,6 +88,7 @@ class OrderedQueue:
         self._pin = ""
         self._asked = (1, 0)
         self._comes_back = False
+        self._in_vain = 0.0
         self._pulls = 0
         self._news = asyncio.Event()
         self._failure: PenstockError | None = None
@@ -139,7 +144,9 @@ class OrderedQueue:
         if answer.startswith((b"+ACK", b"+TERM")):
             self._book.settled(sequence)
         elif answer.startswith(b"-NAK"):
-            self._book.given_back(sequence)
+            due = asyncio.get_running_loop().time() + nak_delay(answer)
+            self._book.given_back(sequence, due)
+            self._in_vain = 0.0
         self._changed()
         if self._book.waits:
             self._survey_soon()
@@ -203,7 +210,7 @@ class OrderedQueue:
             room = max(messages, 1) - self._book.here
             if room <= 0:
                 if not self._comes_back:
-                    await self._change(_MAKE_ROOM_EVERY)
+                    await self._change(self._pause())
                 self._comes_back = False
                 if self._book.here < messages or not (self._book.waits or self._book.lent):
                     continue
@@ -211,13 +218,28 @@ class OrderedQueue:
                     self._make_room()
             await self._request(max(room, 1), size)
 
+    def _pause(self) -> float:
+        """Seconds in which another request would bring nothing but what is new, as far as one
+        can tell: what is due the server may have a moment later."""
+        due = self._book.next_return()
+        if due is None:
+            return _MAKE_ROOM_EVERY
+        left = due - asyncio.get_running_loop().time()
+        if left > 0:
+            self._in_vain = 0.0
+            return min(left, _MAKE_ROOM_EVERY)
+        pause = self._in_vain
+        self._in_vain = min(2 * pause or _ASK_AGAIN_AFTER, _MAKE_ROOM_EVERY)
+        return pause
+
     def _make_room(self) -> None:
         """All that is here waits, perhaps for what only another request brings: the last of it may
         come later, behind those that it waits for."""
-        last = self._book.give_back_last()
+        now = asyncio.get_running_loop().time()
+        last = self._book.give_back_last(now + _COMES_BACK_AFTER)
         if last is not None:
             ack_id = last.ack_id.encode()
-            later = b'-NAK {"delay": %d}' % int(_COMES_BACK_AFTER * NS)
+            later = nak(_COMES_BACK_AFTER)
             told = [*(o for o in self._pulling.giving_back([ack_id]) if o[0] != ack_id)]
             self._wire.post(
                 [publish_operation(to, b"", b"", what) for to, what in [*told, (ack_id, later)]]
@@ -273,6 +295,8 @@ class OrderedQueue:
         delivery = self._decode(self._consumer, (subject, reply, block, payload))
         # The server hands over what came back before what is new: there may be more of it.
         self._comes_back = delivery.delivery_attempt > 1
+        if self._comes_back:
+            self._in_vain = 0.0
         self._book.arrive(delivery)
         self._renew_soon()
         self._left -= 1
