@@ -30,8 +30,9 @@ from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.media.errors import MediaError
 from penstock.media.extensions import DOCUMENTS, DocumentKind, extension_of
 from penstock.media.fetching.source import MediaSource
+from penstock.media.guard.calling import run_guarded
 from penstock.media.reading.documents import CHARACTERS, PAGES, extract_text
-from penstock.media.reading.probe import MediaInfo, probe
+from penstock.media.reading.probe import MediaInfo, check_decoder, probe
 from penstock.media.reading.transcribe import Transcriber
 from penstock.media.speakers import SpeakerRoleRegistry
 from penstock.media.transcript import Segment
@@ -68,9 +69,20 @@ class MediaTools:
             reference = record.source
             if reference.startswith(UPLOAD):
                 source = self.uploads
+                await asyncio.to_thread(source.check, UPLOADS)
                 reference = f"{UPLOADS}/{reference.removeprefix(UPLOAD)}"
         async with source.open(reference) as path:
             yield reference, path
+
+    async def check_ready(self, stage: str) -> None:
+        """`MediaError` of the reason `configuration` when a stage could work on no job."""
+        if stage not in ("metadata", "transcription"):
+            return
+        if self.youtube is None or not self.source.is_closed:
+            await asyncio.to_thread(self.source.check)
+        await run_guarded(check_decoder)
+        if stage == "transcription":
+            await asyncio.to_thread(self.transcriber.check)
 
     async def look(self, job: ProcessingJob) -> Outcome:
         """The stage metadata."""

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from penstock.dead_letters.replaying import REPLAY_OF
-from penstock.errors import FailedPreconditionError, PenstockError
+from penstock.errors import PenstockError
 from penstock.jobs.incoming import Incoming, dead_letter, put_back
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.model.job import Job
 from penstock.jobs.model.names import JobStage
-from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Stage
+from penstock.jobs.pipeline.stage import CannotWorkError, Done, Outcome, Reject, Retry, Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord, Standing, Step, standing
@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 # Seconds between looks at whether a job was cancelled: work on it is wasted, never wrong.
 _CANCEL_CHECK = 5.0
+# Seconds after which trouble that stays is spoken of again.
+_REMINDER = 600.0
 # What took hours to find out is not thrown away because the database is away for a minute.
 _KEEPING = Persistence(backoff=Backoff(initial=0.2, maximum=5.0), within=120.0)
 
@@ -57,8 +59,10 @@ _STALE = _Ended("stale")
 class Processing:
     """A stage at work on its messages, with the limits and retries of its settings.
 
-    A job that is not in the database becomes a dead letter; with `unknown_fails` it is an error,
-    for runners that may have been given another database than was meant.
+    A job that is not in the database becomes a dead letter once another was, which shows that it
+    is the right one; until then, and always with `unknown_fails`, it is an error. What cannot be
+    worked on here is an error too, `CannotWorkError`, and said once; with `sends_again` it is sent
+    again after a while instead, for runners whose messages nobody brings back.
     """
 
     def __init__(
@@ -69,12 +73,16 @@ class Processing:
         observer: JobObserver,
         *,
         unknown_fails: bool = False,
+        sends_again: bool = False,
     ) -> None:
         self.stage = stage.limited(settings.time_limit, settings.max_attempts)
         self._settings = settings
         self._store = store
         self._observer = observer
         self._unknown_fails = unknown_fails
+        self._sends_again = sends_again
+        self._is_right_database = False
+        self._complained: dict[tuple[str, str], float] = {}
 
     async def one(self, message: Incoming) -> None:
         """Deal with a message: when this returns it may be forgotten.
@@ -101,8 +109,13 @@ class Processing:
         self._observer.received(subject, self._settings.subscription)
         began = time.monotonic()
         ended = _Ended("lost")
+        self._is_right_database |= record is not None
         try:
             ended = await self._attempted(message, job, record, attempt)
+        except CannotWorkError as error:
+            ended = _Ended("waits", error.reason)
+            self._complain(job, error)
+            raise
         finally:
             took = time.monotonic() - began
             self._observer.handled(
@@ -122,11 +135,12 @@ class Processing:
                 return await self._run_anew(message, record)
             case Standing.UNKNOWN:
                 # Its row is committed before its message is sent: this is another database.
-                if self._unknown_fails:
-                    raise FailedPreconditionError(
+                if self._unknown_fails or not self._is_right_database:
+                    raise CannotWorkError(
+                        "unknown-job",
                         f"Job {job.job_id} of topic {message.topic!r} is not in the database "
                         f"({self._store.database.place}): is it the one of these jobs? Start again "
-                        "with the right one; nothing was done about the job"
+                        "with the right one; nothing was done about the job",
                     )
                 await self._bury(message, "unknown-job", attempt)
                 return _Ended("reject", "unknown-job")
@@ -149,6 +163,22 @@ class Processing:
             with suppress(PenstockError):
                 await asyncio.shield(self._store.interrupt(job))
             raise
+        except CannotWorkError as error:
+            if not self._sends_again:
+                with suppress(PenstockError):
+                    await self._store.interrupt(job)
+                raise
+            self._complain(job, error)
+            seconds = self._settings.maximum_backoff
+            await self._patiently(job, lambda: self._store.try_again(job, seconds, counts=False))
+            return _Ended("waits", error.reason)
+
+    def _complain(self, job: Job, error: CannotWorkError) -> None:
+        """Once, not for each job each time it comes; and again when it has lasted a while."""
+        about, now = (job.media_type.value, error.reason), time.monotonic()
+        if now - self._complained.get(about, -_REMINDER) >= _REMINDER:
+            self._complained[about] = now
+            _log.error("%s", error)
 
     async def _run_anew(self, message: Incoming, record: JobRecord | None) -> _Ended:
         """A job that has gone on needs nothing, but one that was given up and whose dead letter is

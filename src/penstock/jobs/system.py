@@ -23,7 +23,7 @@ from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import JobObserver, subject_of
-from penstock.jobs.tools import open_tools
+from penstock.jobs.tools import check_ready, open_tools
 from penstock.jobs.views.memory import JobViews
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.sql import SqlJobViews
@@ -94,11 +94,14 @@ class JobSystem:
 
     @asynccontextmanager
     async def working(self, *names: str) -> AsyncIterator[None]:
-        """Run stages of the pipeline, those named or all of them, with the tools it opens."""
+        """Run stages of the pipeline, those named or all of them, with the tools it opens. None
+        of them takes a job unless all of them are ready to work."""
         pipeline = self.settings.pipeline
         stages = [pipeline.stage(name) for name in names] or pipeline.stages
         async with AsyncExitStack() as stack:
             tools = await stack.enter_async_context(open_tools(self.settings, self.store))
+            for stage in stages:
+                await check_ready(stage, tools)
             for stage in stages:
                 await stack.enter_async_context(self.worker(stage.using(tools)))
             yield

@@ -89,8 +89,8 @@ class JobObserver:
     def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
         """`outcome`: what became of the job: done, retry or failed; duplicate when its work was
         done before, stale when it is no longer wanted or somebody else was faster; lost when it
-        was interrupted and comes again; reject when the message was none of a job. Of a retry, a
-        failure and a reject `subject.reason` says why."""
+        was interrupted and comes again; waits when nobody could work on it here; reject when the
+        message was none of a job. Of the bad ones `subject.reason` says why."""
 
     def ended(self, subject: Subject, stage: str) -> None:
         """The job has ended, once, with the work of this stage: complete, or failed when there is
@@ -118,6 +118,9 @@ class LoggingObserver(JobObserver):
 
     def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
         level = logging.WARNING if outcome in ("retry", "failed", "reject") else logging.INFO
+        if outcome == "waits":
+            # Why is said once; which jobs it is about is a line each time they come.
+            level = logging.DEBUG
         self._log(level, outcome, subject, worker=stage, seconds=round(seconds, 6))
 
     def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None:

@@ -13,6 +13,7 @@ from penstock.jobs.processing import Processing
 from penstock.jobs.service import JobService
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import JobObserver
+from penstock.media import MediaError
 from penstock.spark.jobs.partition import Partition
 from penstock.transactional import Database
 from tests.support.job_scenes import INFO
@@ -38,10 +39,10 @@ async def asked_for(store, *sources):
     ]
 
 
-def partition(store, handler, concurrency=4):
+def partition(store, handler, concurrency=4, **options):
     stage = replace(MEDIA.stages[0], handler=handler)
     settings = SETTINGS.stages.of(MEDIA.stages[0])
-    processing = Processing(stage, settings, store, JobObserver(), unknown_fails=True)
+    processing = Processing(stage, settings, store, JobObserver(), unknown_fails=True, **options)
     return Partition(processing, store, concurrency)
 
 
@@ -99,6 +100,27 @@ async def test_a_job_whose_last_attempt_never_ended_is_tried_after_the_others_an
         await store.begin(record.job)
         await partition(store, handler).run(messages)
         assert sorted(order[:2]) == sorted(ids[1:]) and order[2] == ids[0]
+
+
+@pytest.mark.real_time
+async def test_what_cannot_be_worked_on_here_is_sent_again_and_holds_up_nobody(tmp_path):
+    """Nobody brings a message of a batch back, and the attempt is not the job's."""
+    async with store_in(tmp_path) as store:
+
+        async def handler(job):
+            if job.job_id == ids[1]:
+                raise MediaError("configuration", "The key is refused")
+            return Done(info=INFO)
+
+        ids, messages = await asked_for(store, "a.wav", "b.wav", "c.wav")
+        before = await store.outbox.pending()
+        await partition(store, handler, sends_again=True).run(messages)
+        ready = JobStage.METADATA_READY
+        assert await stages(store, ids) == [ready, JobStage.QUEUED, ready]
+        record = await store.get(ids[1])
+        assert (record.attempts, record.trying) == (0, False)
+        # Two events, two jobs for the next stage, and the one that is to come again.
+        assert await store.outbox.pending() == before + 5
 
 
 async def test_a_failure_that_may_pass_is_sent_again_and_counted(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from penstock.cli.jobs.following import follow, stage_text
 from penstock.cli.jobs.metrics import observer
 from penstock.cli.jobs.options import SettingsOptions, with_api, with_settings
 from penstock.cli.jobs.process import run_until_stopped
+from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.cli.jobs.api import Api
@@ -39,7 +41,19 @@ def serve(
 ) -> None:
     """Serve the ingestion API and its page until interrupted."""
     settings = options.load(api={"host": host, "port": port})
+    if settings.media.root is not None:
+        _make_folder(Path(settings.media.root))
     run_until_stopped(lambda stop: _serve(settings, workers, stop))
+
+
+def _make_folder(root: Path) -> None:
+    """Uploads go there. A worker that finds none was pointed elsewhere, and makes none."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"Cannot make the media folder {root}: {error.strerror}; choose another with --media"
+        ) from None
 
 
 async def _serve(settings: JobSettings, workers: bool, stop: asyncio.Event) -> None:

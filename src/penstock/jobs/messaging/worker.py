@@ -13,7 +13,7 @@ from typing import Self
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.listening import Listener, Listeners
 from penstock.jobs.messaging.subscriber import incoming, log_trouble
-from penstock.jobs.pipeline.stage import Stage
+from penstock.jobs.pipeline.stage import CannotWorkError, Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.processing import Processing
 from penstock.jobs.store.job_store import ProcessingJobStore
@@ -61,6 +61,9 @@ class StageWorker:
             async with self._room:
                 try:
                     await self._processing.one(incoming(message, subscription))
+                except CannotWorkError:
+                    # Why was said; the retry policy of the subscription says when it comes again.
+                    message.nack()
                 except Exception as error:
                     subject = subject_of(message.attributes, message.delivery_attempt)
                     log_trouble(error, f"Stage {self.stage.name}", subject)

@@ -280,28 +280,31 @@ class ProcessingJobStore:
                 await connection.execute(BEGIN, rows)
         return kept | begun, frozenset(r.job.job_id for r in due) - begun.keys()
 
-    async def try_again(self, job: Job, seconds: float) -> bool:
+    async def try_again(self, job: Job, seconds: float, *, counts: bool = True) -> bool:
         """The attempt failed, and the job is sent again after so long; False when it has gone on,
-        or somebody else has ended the attempt."""
-        return await self._retries.do((job, seconds))
+        or somebody else has ended the attempt. One that does not count was not the job's fault."""
+        return await self._retries.do((job, seconds, counts))
 
-    async def _try_again_all(self, wanted: Sequence[tuple[Job, float]]) -> Sequence[bool]:
+    async def _try_again_all(self, wanted: Sequence[tuple[Job, float, bool]]) -> Sequence[bool]:
         async with self.database.transaction() as connection:
-            kept = await self.find(connection, [job.job_id for job, _ in wanted], lock=True)
+            kept = await self.find(connection, [job.job_id for job, *_ in wanted], lock=True)
             said: dict[str, Said] = {}
-            for job, seconds in wanted:
+            for job, seconds, counts in wanted:
                 record = kept.get(job.job_id)
                 if record is None or standing(self.pipeline, job, record) is not Standing.DUE:
                     continue
                 if record.trying:
-                    ended = replace(record, trying=False, version=record.version + 1)
+                    attempts = record.attempts if counts else max(0, record.attempts - 1)
+                    ended = replace(
+                        record, trying=False, version=record.version + 1, attempts=attempts
+                    )
                     kept[job.job_id] = ended
                     said[job.job_id] = again(self._settings, ended, seconds)
             if said:
                 await connection.execute(CHANGE, [changed_row(kept[job_id]) for job_id in said])
                 await say(self.outbox, connection, said.values())
         self._on_commit()
-        return [job.job_id in said for job, _ in wanted]
+        return [job.job_id in said for job, *_ in wanted]
 
     async def interrupt(self, job: Job) -> None:
         """The attempt was stopped by us, so it does not count; whoever has the job's message
