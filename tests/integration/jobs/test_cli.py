@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from penstock.cli.exit_codes import NOT_THERE, UNAVAILABLE, WRONG_USE
 from penstock.cli.jobs.asking import kind_of
 from penstock.jobs import MediaType
 from tests.support.processes import PENSTOCK, command, command_here, settings
@@ -129,21 +130,21 @@ def test_the_api_and_workers_serve_what_they_counted(system):
 @pytest.mark.parametrize("word", ["status", "retry", "cancel", "watch"])
 def test_a_job_that_is_not_there_is_an_error_that_says_so(api, word):
     code, said = penstock("jobs", word, "job_" + "0" * 32, api=api)
-    assert code == 1 and "not found" in said and "Traceback" not in said
+    assert code == NOT_THERE and "not found" in said and "Traceback" not in said
     code, said = penstock("jobs", word, "nonsense", api=api)
-    assert code == 1 and "looks like job_" in said
+    assert code == WRONG_USE and "looks like job_" in said
 
 
 def test_an_api_that_is_not_there_is_an_error_that_says_what_to_do():
     code, said = penstock("jobs", "status", api="http://127.0.0.1:9")
-    assert code == 1
+    assert code == UNAVAILABLE
     assert "penstock jobs serve" in said and "Traceback" not in said
 
 
 def test_a_broker_in_memory_is_refused_before_anything_starts(tmp_path):
     for words in (("jobs", "serve"), ("worker", "metadata")):
         code, said = penstock(*words, "--database", f"sqlite:///{tmp_path}/jobs.db")
-        assert code == 1
+        assert code == WRONG_USE
         assert "cannot be shared with other processes" in said
 
 
@@ -151,7 +152,7 @@ def test_a_wrong_setting_is_named(tmp_path):
     code, said = penstock(
         "worker", "metadata", "--url", "nats://127.0.0.1:9", PENSTOCK_API__PORT="lots"
     )
-    assert code == 1
+    assert code == WRONG_USE
     assert "api.port" in said and "Traceback" not in said
 
 
@@ -177,14 +178,14 @@ def test_a_wrong_setting_is_named(tmp_path):
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(words, environment, told):
     code, said = penstock(*words, **environment)
-    assert code == 1
+    assert code == WRONG_USE
     assert told in said and said.count("\n") == 1
 
 
 def test_settings_that_are_not_utf8_are_one_line(tmp_path):
     (tmp_path / "penstock.toml").write_bytes(b'url = "\xff"')
     code, said = penstock("worker", "metadata", "--config", str(tmp_path / "penstock.toml"))
-    assert code == 1
+    assert code == WRONG_USE
     assert "UTF-8" in said and said.count("\n") == 1
 
 
@@ -192,7 +193,7 @@ def test_a_port_for_metrics_that_is_taken_is_an_error_that_says_so(system, tmp_p
     port = re.search(r":(\d+)/", system.metrics)[1]
     where = ("--url", f"local://{tmp_path}/broker", "--database", f"sqlite:///{tmp_path}/jobs.db")
     code, said = penstock("worker", "metadata", *where, "--metrics-port", port, run=command)
-    assert code == 1 and "choose another port" in said and "Traceback" not in said
+    assert code == UNAVAILABLE and "choose another port" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,7 @@ WAIT = ("jobs", "submit", "--wait", "--patience", "1", "--remote", "x.wav")
 def test_a_stream_that_ends_before_the_job_is_no_success():
     with impostor() as address:
         code, said = penstock(*WAIT, api=address)
-    assert code == 1
+    assert code == UNAVAILABLE
     assert "before the jobs do" in said and "Traceback" not in said
 
 
@@ -324,4 +325,4 @@ def test_a_server_that_stops_while_somebody_watches_ends_in_time(tmp_path):
             stderr=subprocess.DEVNULL,
         )
         time.sleep(1)
-    assert watcher.wait(30) == 1
+    assert watcher.wait(30) == UNAVAILABLE
