@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.batching import GroupCommit
@@ -26,6 +26,11 @@ from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.records import (
     BEGIN,
     CHANGE,
+    CREATE,
+    FIND,
+    FIND_LOCKED,
+    KEEP_RESULT,
+    KEEP_TEXT,
     JobRecord,
     NewJob,
     Standing,
@@ -33,6 +38,7 @@ from penstock.jobs.store.records import (
     after,
     changed_row,
     created,
+    first_record,
     jobs,
     metadata,
     new_row,
@@ -42,7 +48,7 @@ from penstock.jobs.store.records import (
     texts,
 )
 from penstock.jobs.store.said import Said, again, of_stage, say
-from penstock.transactional import Database, Outbox, insert_into
+from penstock.transactional import Database, Outbox
 from penstock.transactional.schema import prepare
 
 T = TypeVar("T")
@@ -102,12 +108,17 @@ class ProcessingJobStore:
         self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
     ) -> dict[str, JobRecord]:
         """Those that are there; locked, nobody else changes them before the transaction ends."""
-        ours = jobs.c.media_type.in_([kind.value for kind in self.pipeline.job_types])
-        query = select(jobs).where(jobs.c.job_id.in_(set(job_ids)), ours)
-        if lock and connection.dialect.name == "postgresql":
-            query = query.order_by(jobs.c.job_id).with_for_update()
-        found = await connection.execute(query)
-        return {row.job_id: record_of(self.pipeline, row) for row in found}
+        dialect = connection.dialect.name
+        ids: Any = list(set(job_ids))
+        if dialect == "sqlite":
+            ids = msgspec.json.encode(ids).decode()
+        query = (FIND_LOCKED if lock else FIND)[dialect]
+        ours = self.pipeline.job_types
+        return {
+            row.job_id: record_of(self.pipeline, row)
+            for row in await connection.execute(query, {"ids": ids})
+            if row.media_type in ours
+        }
 
     async def text(self, job_id: str) -> Text | None:
         async with self.database.transaction(reading=True) as connection:
@@ -143,14 +154,16 @@ class ProcessingJobStore:
         self, connection: AsyncConnection, new: Sequence[NewJob]
     ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
         """`add` for several, in the transaction of `connection`; errors are answers."""
-        await connection.execute(
-            insert_into(connection, jobs).on_conflict_do_nothing(index_elements=["job_id"]),
-            [new_row(one) for one in new],
-        )
-        kept = await self.find(connection, [one.job.job_id for one in new])
-        answers = [created(one, kept.get(one.job.job_id)) for one in new]
-        made = [a[0] for a in answers if not isinstance(a, AlreadyExistsError) and a[1]]
-        said = [one for record in made for one in of_stage(self._settings, record)]
+        rows = [new_row(one) for one in new]
+        made = await CREATE[connection.dialect.name].execute(connection, rows)
+        answers: Sequence[tuple[JobRecord, bool] | AlreadyExistsError]
+        if made == len(new):
+            answers = [(first_record(one), True) for one in new]
+        else:
+            kept = await self.find(connection, [one.job.job_id for one in new])
+            answers = [created(one, kept.get(one.job.job_id)) for one in new]
+        fresh = [a[0] for a in answers if not isinstance(a, AlreadyExistsError) and a[1]]
+        said = [one for record in fresh for one in of_stage(self._settings, record)]
         await say(self.outbox, connection, said)
         return answers
 
@@ -184,7 +197,7 @@ class ProcessingJobStore:
             taken.append((step, changed))
             answers.append(changed)
         if taken:
-            await connection.execute(CHANGE, [changed_row(record) for _, record in taken])
+            await CHANGE.execute(connection, [changed_row(record) for _, record in taken])
             await self._keep_texts(connection, [step for step, _ in taken])
             await self._keep_results(connection, [step for step, _ in taken])
             await say(self.outbox, connection, self._said(taken))
@@ -212,7 +225,7 @@ class ProcessingJobStore:
             if step.done.text is not None
         ]
         if rows:
-            await connection.execute(insert(texts), rows)
+            await KEEP_TEXT.execute(connection, rows)
 
     async def _keep_results(self, connection: AsyncConnection, taken: Sequence[Step]) -> None:
         anew = [step.job.job_id for step in taken if step.to is JobStage.QUEUED]
@@ -229,7 +242,7 @@ class ProcessingJobStore:
             if step.done.result is not None
         ]
         if rows:
-            await connection.execute(insert(results), rows)
+            await KEEP_RESULT.execute(connection, rows)
 
     async def send(self, said: Said) -> None:
         """Say something that is of no job, a dead letter that does not decode for instance."""
@@ -277,7 +290,7 @@ class ProcessingJobStore:
             }
             if begun:
                 rows = [{"id": job_id, "begun": one.attempts} for job_id, one in begun.items()]
-                await connection.execute(BEGIN, rows)
+                await BEGIN.execute(connection, rows)
         return kept | begun, frozenset(r.job.job_id for r in due) - begun.keys()
 
     async def try_again(self, job: Job, seconds: float, *, counts: bool = True) -> bool:
@@ -301,7 +314,7 @@ class ProcessingJobStore:
                     kept[job.job_id] = ended
                     said[job.job_id] = again(self._settings, ended, seconds)
             if said:
-                await connection.execute(CHANGE, [changed_row(kept[job_id]) for job_id in said])
+                await CHANGE.execute(connection, [changed_row(kept[job_id]) for job_id in said])
                 await say(self.outbox, connection, said.values())
         self._on_commit()
         return [job.job_id in said for job, *_ in wanted]
@@ -337,7 +350,7 @@ class ProcessingJobStore:
                     break
             else:
                 once_more = replace(record, version=record.version + 1)
-                await connection.execute(CHANGE, [changed_row(once_more)])
+                await CHANGE.execute(connection, [changed_row(once_more)])
                 await say(self.outbox, connection, [again(self._settings, once_more, 0.0)])
         self._on_commit()
 
