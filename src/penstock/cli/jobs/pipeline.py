@@ -19,6 +19,7 @@ from penstock.cli.jobs.options import (
     with_settings,
 )
 from penstock.cli.jobs.process import log_to_terminal
+from penstock.cli.jobs.shipping import manifests, ship
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from penstock.spark.jobs.pipeline import Part, SparkPipeline
 
 pipeline = typer.Typer(help="The stages of the jobs, on Spark.", no_args_is_help=True)
+pipeline.command()(ship)
+pipeline.command()(manifests)
 
 Master = Annotated[
     str | None, typer.Option(help="Spark's master: local[*], local-cluster[…], spark://HOST:PORT.")
@@ -164,25 +167,6 @@ def compact(
 
     done = compact_history(history, keep_hours=keep)
     typer.echo(f"{history}: {done.before} files before, {done.after} now.")
-
-
-@pipeline.command()
-def ship(
-    target: Annotated[Path, typer.Argument(help="The archive to write: NAME.tar.gz.")],
-    extras: Annotated[
-        str | None,
-        typer.Option(help="Of Penstock, with commas between; those installed here unless given."),
-    ] = None,
-    more: Annotated[
-        list[str] | None, typer.Option("--with", help="Another distribution; repeatable.")
-    ] = None,
-) -> None:
-    """Pack what tasks need beside Spark, as it is installed here, for `--environment`."""
-    from penstock.spark.session.shipping import ship as pack
-
-    chosen = None if extras is None else [name.strip() for name in extras.split(",")]
-    packed = pack(target, extras=chosen, more=more or ())
-    typer.echo(f"{target}: {packed.size / 2**20:.0f} MiB, {', '.join(packed.names)}.")
 
 
 def _options(

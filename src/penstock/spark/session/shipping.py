@@ -50,7 +50,7 @@ def ship(
     # In one step: a job that starts meanwhile gets the one before or this one, whole.
     fresh = file.with_name(f".{file.name}.new")
     try:
-        with tarfile.open(fresh, "w:gz", compresslevel=3) as archive:
+        with tarfile.open(fresh, "w:gz", compresslevel=1) as archive:
             for one in found.values():
                 for place, name in _files(one):
                     archive.add(place, name, recursive=False)
