@@ -36,6 +36,8 @@ from penstock.brokers.nats.protocol.requests import (
 from penstock.clock import NS
 from penstock.errors import PenstockError
 from penstock.message import Delivery
+from penstock.retrying import Failures, Persistence, keep_doing
+from penstock.rules.backoff import Backoff
 
 # The longest a request waits at the server: a client that is alive is heard of so often.
 _EXPIRES = 2.0
@@ -54,6 +56,10 @@ _MAKE_ROOM_EVERY = 1.0
 _EXTRA = 64
 _COMES_BACK_AFTER = 1.0
 _WRONG_PIN = 423
+_UNTIL_ANSWERED = Persistence(
+    backoff=Backoff(initial=_ASK_EVERY, maximum=4 * _ASK_EVERY),
+    worth_it=lambda error: getattr(error, "retryable", True),
+)
 
 _log = logging.getLogger("penstock")
 
@@ -204,7 +210,7 @@ class OrderedQueue:
         await self._wire.until_connected()
         self._subscribe()
         if self._survey_again:
-            self._survey_soon()
+            self._begin_anew()
         while self._pulls or self._book.lent:
             messages, size = self._asked
             room = max(messages, 1) - self._book.here
@@ -335,17 +341,6 @@ class OrderedQueue:
     def _survey_soon(self) -> None:
         if self._surveying is None and not self._closed:
             self._surveying = self._spawn(self._survey())
-            self._surveying.add_done_callback(self._surveyed)
-
-    def _surveyed(self, task: asyncio.Task[None]) -> None:
-        self._surveying = None
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, PenstockError):
-            _log.debug("Asking who has messages of %r: %s", self._consumer.name, error)
-            self._survey_again = True
-            if not error.retryable:
-                self._fail(error)
-        self._changed()
 
     def _fail(self, error: PenstockError) -> None:
         """It will not pass: whoever receives is told."""
@@ -360,24 +355,42 @@ class OrderedQueue:
             self._fail(denied(subject))
 
     async def _survey(self) -> None:
-        """Ask who has what, now if that is not known, and again while keys wait for something."""
-        while not self._closed:
-            if self._survey_again:
-                self._survey_again = False
-                self._book.halted = True
-                await self._look_up()
-            else:
-                before = self._book.ours()
-                info = await self._catalogue.info(self._consumer)
-                floor = info["ack_floor"]["stream_seq"]
-                if not self._survey_again:
-                    self._book.compare(info["num_ack_pending"], floor, before)
+        """Ask who has what, now if that is not known, and again while keys wait for something.
+        A question that is not answered is asked again: until it is, keys wait."""
+        try:
+            await keep_doing(
+                self._ask_who_has_what,
+                Failures(_UNTIL_ANSWERED),
+                until=lambda: self._closed or not (self._survey_again or self._book.waits),
+                on_failure=lambda error, _: _log.debug(
+                    "Asking who has messages of %r: %s", self._consumer.name, error
+                ),
+            )
+        except PenstockError as error:
+            self._fail(error)
+        finally:
+            # Now, and not a turn of the loop later: what comes meanwhile may need another survey.
+            self._surveying = None
             self._changed()
+
+    async def _ask_who_has_what(self) -> None:
+        if self._survey_again:
+            self._survey_again, self._book.halted = False, True
+            try:
+                await self._look_up()
+            except BaseException:
+                self._survey_again = True
+                raise
+        else:
+            before = self._book.ours()
+            info = await self._catalogue.info(self._consumer)
+            floor = info["ack_floor"]["stream_seq"]
             if not self._survey_again:
-                if not self._book.waits:
-                    return
-                patient = not (self._book.halted or self._book.suspects)
-                await asyncio.sleep(10 * _ASK_EVERY if patient else _ASK_EVERY)
+                self._book.compare(info["num_ack_pending"], floor, before)
+        self._changed()
+        if self._book.waits and not self._survey_again:
+            patient = not (self._book.halted or self._book.suspects)
+            await asyncio.sleep(10 * _ASK_EVERY if patient else _ASK_EVERY)
 
     async def _look_up(self) -> None:
         before = self._book.ours()

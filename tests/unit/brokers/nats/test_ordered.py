@@ -13,9 +13,11 @@ from penstock.brokers.nats.protocol.requests import nak, nak_delay
 from penstock.config import SubscriptionConfig
 from penstock.errors import UnavailableError
 from penstock.message import Delivery, Record
+from penstock.testing import settled
 
 CONFIG = SubscriptionConfig(name="billing", topic="orders", message_ordering=True)
 CONSUMER = Consumer("orders", "billing", CONFIG)
+PINNED = Consumer("orders", "billing", CONFIG, "ordered", is_pinned=True)
 NEXT = "$JS.API.CONSUMER.MSG.NEXT.orders.billing"
 
 
@@ -33,6 +35,8 @@ class Server:
         self.waiting = []
         self.answers = True
         self.given_back = []
+        self.answered = None
+        self.headers = b""
 
     def on_loss(self, act):
         pass
@@ -78,9 +82,11 @@ class Server:
     def lend(self, sequence):
         attempt = self.attempts[sequence] = self.attempts.get(sequence, 0) + 1
         reply = b"$JS.ACK.orders.billing.%d.%d.1.1700000000000000000.5" % (attempt, sequence)
-        self._sink(b"orders", reply, b"", b"x")
+        self._sink(b"orders", reply, self.headers, b"x")
 
     async def info(self, _consumer):
+        if self.answered is not None:
+            await self.answered
         return {
             "ack_floor": {"stream_seq": 0},
             "delivered": {"stream_seq": len(self.attempts)},
@@ -98,12 +104,12 @@ def decoded(consumer, raw):
 class Receiver:
     """A queue with one message lent and its window full of those behind it."""
 
-    def __init__(self, server, window=2):
+    def __init__(self, server, window=2, consumer=CONSUMER):
         self.window = window
         pulling = SimpleNamespace(
             inbox_prefix="_INBOX", give_back=lambda replies: None, giving_back=lambda replies: []
         )
-        self.queue = OrderedQueue(CONSUMER, server, pulling, server, None, decoded)
+        self.queue = OrderedQueue(consumer, server, pulling, server, None, decoded)
 
     async def pull(self, wait):
         taken = await self.queue.pull(self.window, 10**6, wait)
@@ -169,3 +175,30 @@ async def test_what_went_back_to_make_room_is_there_when_its_turn_comes():
         for sequence in range(1, went_back):
             receiver.queue.settled(sequence, b"+ACK")
             assert await receiver.pull(1.5) == [sequence + 1]
+
+
+async def test_who_has_what_is_asked_again_when_nobody_answered():
+    server = Server(messages=1)
+    loop = asyncio.get_running_loop()
+    server.answered = loop.create_future()
+    receiver = Receiver(server)
+    server.answered.set_exception(UnavailableError("no leader"))
+    assert await receiver.pull(1) == []
+    server.answered = None
+    assert await receiver.pull(5) == [1]
+    receiver.queue.close()
+
+
+async def test_a_survey_that_ends_as_another_becomes_needed_is_followed_by_that():
+    server = Server(messages=1)
+    server.answers = False
+    server.headers = b"NATS/1.0\r\nNats-Pin-Id: ours\r\n\r\n"
+    server.answered = asyncio.get_running_loop().create_future()
+    receiver = Receiver(server, consumer=PINNED)
+    pull = asyncio.ensure_future(receiver.pull(30))
+    await settled()
+    server.answered.set_result(None)
+    # In the turn in which the survey ends, and after it: we are the one that is served now.
+    asyncio.get_running_loop().call_soon(server.lend, 1)
+    assert await pull == [1]
+    receiver.queue.close()
