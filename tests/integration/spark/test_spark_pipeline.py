@@ -1,14 +1,16 @@
 """The stages of the jobs on Spark: the same result as by the asyncio worker, whatever dies."""
 
+import asyncio
 import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
-from penstock import Draft
+from penstock import Draft, PubSub
 from penstock.errors import InvalidArgumentError
 from penstock.jobs import MEDIA, JobStage, load_settings
 from penstock.spark.jobs.history import read_history
@@ -149,6 +151,28 @@ def test_a_backfill_of_some_jobs_leaves_the_others_the_checkpoints_and_the_histo
     assert all(MEDIA.is_end(r.job.stage) for r in records(settings, early))
     assert read_history(spark, str(tmp_path / "history")).count() == 9
     assert [len(CALLS.of(tmp_path, job_id)) for job_id in early + late] == [2] * 3
+
+
+async def topics(settings):
+    async with PubSub(settings.url) as pubsub:
+        return await pubsub.topics()
+
+
+def test_the_topics_are_made_by_whoever_is_first(settings, tmp_path):
+    """The first command of a new place may be this one."""
+
+    nowhere = SimpleNamespace(conf={"spark.master": "local[2]"})
+    ended = SimpleNamespace(awaitTermination=lambda _: True, recentProgress=())
+    there = []
+
+    class Watched(SparkPipeline):
+        def start(self, name, *, once=None):
+            there.append(asyncio.run(topics(settings)))
+            return ended
+
+    Watched(nowhere, settings, options(tmp_path)).backfill()
+    assert len(there) == 3
+    assert {"job-processing", "job-events"} <= set(there[0])
 
 
 @pytest.mark.parametrize(

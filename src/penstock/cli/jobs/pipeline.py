@@ -20,7 +20,7 @@ from penstock.cli.jobs.options import (
 )
 from penstock.cli.jobs.process import log_to_terminal
 from penstock.cli.jobs.shipping import manifests, ship
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
@@ -210,9 +210,12 @@ class _Spark:
 
 
 def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: Part | None) -> None:
+    from pyspark.errors import PySparkException
+
     from penstock.spark import session
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
     from penstock.spark.jobs.places import check_reach
+    from penstock.spark.reasons import reason_of
     from penstock.spark.session.starting import add_modules, master_of
 
     log_to_terminal()
@@ -237,6 +240,8 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: P
         else:
             made.run()
             typer.echo("Stopped between batches.")
+    except PySparkException as error:
+        raise FailedPreconditionError(f"Spark: {reason_of(error)}") from error
     finally:
         spark.stop()
 

@@ -11,6 +11,7 @@ from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 from penstock.spark.jobs.progress import report, say_running
+from penstock.spark.reasons import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -85,7 +86,7 @@ class KeptQuery:
         say_running(self._name, running=False)
         if any(sign in str(error) for sign in _BROKEN):
             raise FailedPreconditionError(
-                f"Spark itself is broken and does not heal ({_first_line(error)}); start the "
+                f"Spark itself is broken and does not heal ({reason_of(error)}); start the "
                 "pipeline again, it goes on where it was"
             ) from error
         now = time.monotonic()
@@ -94,9 +95,5 @@ class KeptQuery:
             raise error
         self._not_before = now + pause
         _log.error(
-            "Query %s failed and starts again in %.1f s: %s", self._name, pause, _first_line(error)
+            "Query %s failed and starts again in %.1f s: %s", self._name, pause, reason_of(error)
         )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]

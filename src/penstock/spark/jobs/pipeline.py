@@ -196,9 +196,10 @@ class SparkPipeline:
     @contextmanager
     def _prepared(self) -> Iterator[ExitStack]:
         identity = asyncio.run(prepare_database(self._settings))
-        if not self._has_log:
-            # Queues hold what is published once they are there; a log is there by itself.
-            asyncio.run(make_queues(self._settings, events=PROJECTION in self._queries))
+        # Whoever is first makes the topics; and queues hold only what is published once they are
+        # there.
+        events = not self._has_log and PROJECTION in self._queries
+        asyncio.run(make_queues(self._settings, events=events))
         workplace = Workplace(self._settings.to_json(), self._options.pipeline, identity)
         self._workplace = workplace
         with ExitStack() as stack:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark.session.java import java_home, scratch
+from penstock.spark.session.quiet import STACK, say_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +61,7 @@ def session(
         made = _configured(builder, settings).getOrCreate()
     if remote is None:
         made.sparkContext.setLogLevel(log_level)
+        say_once(made)
     return made
 
 
@@ -99,6 +101,7 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
         # A Python process of Spark's that is slow to start, because the machine is busy, is not
         # one that is lost; the usual 15 s make it so.
         "spark.python.authenticate.socketTimeout": "120s",
+        "spark.driver.extraJavaOptions": STACK,
     }
     if _is_one_machine(master):
         settings |= {
