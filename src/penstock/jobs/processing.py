@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.dead_letters.replaying import REPLAY_OF
@@ -29,9 +30,9 @@ from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord, Standing, Step, standing
 from penstock.jobs.store.said import Said
-from penstock.jobs.telemetry import JobObserver, span, subject_of
+from penstock.jobs.telemetry import JobObserver, Subject, span, subject_of
 from penstock.message import Draft
-from penstock.retrying import Persistence, retry
+from penstock.retrying import Persistence, is_retryable, retry
 from penstock.rules.backoff import Backoff
 from penstock.transactional.outbox import LONGEST_DELAY
 
@@ -42,6 +43,24 @@ T = TypeVar("T")
 _CANCEL_CHECK = 5.0
 # What took hours to find out is not thrown away because the database is away for a minute.
 _KEEPING = Persistence(backoff=Backoff(initial=0.2, maximum=5.0), within=120.0)
+
+
+class Attempted(Struct, frozen=True):
+    """An attempt that has come to its end, and what came of it. `began`: by the monotonic clock;
+    `took`: the seconds of its work."""
+
+    message: Incoming
+    job: Job
+    subject: Subject
+    attempt: int
+    outcome: Outcome
+    began: float
+    took: float
+
+    @property
+    def became(self) -> str:
+        """What becomes of the job, in a word."""
+        return type(self.outcome).__name__.lower()
 
 
 class Processing:
@@ -86,21 +105,32 @@ class Processing:
 
     async def attempt(self, message: Incoming, job: Job, record: JobRecord | None) -> None:
         """`record` is what `store.begin` answered."""
+        ended = await self.work(message, job, record)
+        if ended is not None:
+            await self.keep(ended)
+
+    async def work(self, message: Incoming, job: Job, record: JobRecord | None) -> Attempted | None:
+        """An attempt whose outcome is still to be kept; None when there was nothing to do about
+        the message. `record` is what `store.begin` answered."""
         attempt = max(1, record.attempts if record is not None else 1)
         subject = subject_of(message.attributes, max(attempt, message.delivery))
         self._observer.received(subject, self._settings.subscription)
         began = time.monotonic()
-        outcome = "lost"
+        came: Outcome | str = "lost"
         try:
-            outcome = await self._attempted(message, job, record, attempt)
+            came = await self._came_of(message, job, record, attempt)
         finally:
             took = time.monotonic() - began
-            self._observer.handled(subject, self.stage.name, outcome, took)
+            if isinstance(came, str):
+                self._observer.handled(subject, self.stage.name, came, took)
+        if isinstance(came, str):
+            return None
+        return Attempted(message, job, subject, attempt, came, began, took)
 
-    async def _attempted(
+    async def _came_of(
         self, message: Incoming, job: Job, record: JobRecord | None, attempt: int
-    ) -> str:
-        """What became of it, in a word."""
+    ) -> Outcome | str:
+        """The outcome of the work; or what became of a message that needed none, in a word."""
         if job.stage is not self.stage.consumes:
             # Some filter let through what is for another stage, which has it as well.
             return "stale"
@@ -125,17 +155,15 @@ class Processing:
         }
         try:
             with span(f"process {self.stage.name}", job.traceparent, attributes):
-                began = time.monotonic()
-                outcome = await self._work(job, attempt)
-                if outcome is None:
-                    return "stale"
-                await self._keep(message, job, attempt, outcome, time.monotonic() - began)
+                return await self._work(job, attempt) or "stale"
         except asyncio.CancelledError:
-            # Whoever stops a worker does not make the job fail.
-            with suppress(PenstockError):
-                await asyncio.shield(self._store.interrupt(job))
+            await self._interrupted(job)
             raise
-        return type(outcome).__name__.lower()
+
+    async def _interrupted(self, job: Job) -> None:
+        """Whoever stops a worker does not make the job fail."""
+        with suppress(PenstockError):
+            await asyncio.shield(self._store.interrupt(job))
 
     async def _run_anew(self, message: Incoming, record: JobRecord | None) -> str:
         """A job that has gone on needs nothing, but one that was given up and whose dead letter is
@@ -171,32 +199,85 @@ class Processing:
             _log.warning("Cannot look whether job %s was cancelled: %s", job.job_id, error)
             return True
 
-    async def _keep(
-        self, message: Incoming, job: Job, attempt: int, outcome: Outcome, took: float
-    ) -> None:
-        """Commit the outcome and all that follows from it. Somebody else may have been faster:
-        then theirs stands and ours changes nothing."""
-        store = self._store
-        work: dict[str, Any] = {"job": job, "took": round(took, 6), "retries": attempt - 1}
-        match outcome:
+    async def keep(self, ended: Attempted) -> None:
+        """Commit the outcome of an attempt and all that follows from it. Somebody else may have
+        been faster: then theirs stands and ours changes nothing."""
+        change = self._change(ended)
+        kept: JobRecord | None = None
+        became = "lost"
+        try:
+            if isinstance(change, Step):
+                kept = await self._patiently(ended, lambda: self._store.step(change))
+            else:
+                await self._patiently(ended, lambda: self._store.try_again(*change))
+            became = ended.became
+        except asyncio.CancelledError:
+            await self._interrupted(ended.job)
+            raise
+        finally:
+            self._tell(ended, became, is_kept=kept is not None)
+
+    async def keep_together(self, many: Sequence[Attempted]) -> None:
+        """`keep` for many, in one transaction; when that fails because of one of them, each in one
+        of its own, and the first failure is raised when all were tried."""
+        changes = [self._change(ended) for ended in many]
+        steps = [one for one in changes if isinstance(one, Step)]
+        again = [one for one in changes if not isinstance(one, Step)]
+        try:
+            answers = await self._patiently(many[0], lambda: self._store.end_together(steps, again))
+        except Exception as error:
+            if len(many) == 1 or is_retryable(error):
+                for ended in many:
+                    self._tell(ended, "lost", is_kept=False)
+                raise
+            await self._keep_each(many)
+            return
+        kept = iter(answers)
+        for ended, change in zip(many, changes, strict=True):
+            is_kept = isinstance(change, Step) and next(kept) is not None
+            self._tell(ended, ended.became, is_kept=is_kept)
+
+    async def _keep_each(self, many: Sequence[Attempted]) -> None:
+        failures: list[Exception] = []
+        for ended in many:
+            try:
+                await self.keep(ended)
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _change(self, ended: Attempted) -> Step | tuple[Job, float]:
+        """What an outcome does to its job: a step, or another attempt after so many seconds."""
+        work: dict[str, Any] = {
+            "job": ended.job,
+            "took": round(ended.took, 6),
+            "retries": ended.attempt - 1,
+        }
+        match ended.outcome:
             case Done():
-                step = Step(to=self.stage.emits, done=outcome, by=self.stage.name, **work)
-                await self._patiently(job, lambda: store.step(step))
+                return Step(to=self.stage.emits, done=ended.outcome, by=self.stage.name, **work)
             case Retry(_, after):
-                usual = self._settings.retry_policy.delay(attempt)
+                usual = self._settings.retry_policy.delay(ended.attempt)
                 seconds = usual if after is None else min(LONGEST_DELAY, max(0.0, after))
-                await self._patiently(job, lambda: store.try_again(job, seconds))
+                return ended.job, seconds
             case Reject(reason, gave_up):
                 # A job that failed is dealt with; one that was given up is kept as well.
-                topic = self._settings.dead_letters(message.topic)
-                letter = (topic, self._letter(message, reason, attempt)) if gave_up else None
-                ended: dict[str, Any] = {"reason": reason, "attempts": attempt}
-                step = Step(to=JobStage.FAILED, dead_letter=letter, **ended, **work)
-                failed = await self._patiently(job, lambda: store.step(step))
-                if failed is not None and letter is not None:
-                    self._observer.dead_lettered(
-                        subject_of(message.attributes, attempt), topic, reason
-                    )
+                letter = None
+                if gave_up:
+                    topic = self._settings.dead_letters(ended.message.topic)
+                    letter = (topic, self._letter(ended.message, reason, ended.attempt))
+                failed: dict[str, Any] = {"reason": reason, "attempts": ended.attempt}
+                return Step(to=JobStage.FAILED, dead_letter=letter, **failed, **work)
+
+    def _tell(self, ended: Attempted, became: str, *, is_kept: bool) -> None:
+        outcome = ended.outcome
+        if is_kept and isinstance(outcome, Reject) and outcome.gave_up:
+            subject = subject_of(ended.message.attributes, ended.attempt)
+            topic = self._settings.dead_letters(ended.message.topic)
+            self._observer.dead_lettered(subject, topic, outcome.reason)
+        took = time.monotonic() - ended.began
+        self._observer.handled(ended.subject, self.stage.name, became, took)
 
     async def _is_no_job(self, message: Incoming, reason: str) -> None:
         """What does not decode is a dead letter, or is put back until somebody can read it."""
@@ -222,12 +303,12 @@ class Processing:
             message = replace(message, subscription=self._settings.subscription)
         return dead_letter(message, reason, attempt)
 
-    async def _patiently(self, job: Job, change: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(self, ended: Attempted, change: Callable[[], Awaitable[T]]) -> T:
         def say(error: Exception, pause: float) -> None:
             _log.warning(
                 "The result of stage %s for job %s cannot be stored yet; trying again in %.1f s: "
                 "%s",
-                *(self.stage.name, job.job_id, pause, error),
+                *(self.stage.name, ended.job.job_id, pause, error),
             )
 
         return await retry(change, _KEEPING, on_failure=say)

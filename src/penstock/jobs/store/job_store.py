@@ -287,21 +287,38 @@ class ProcessingJobStore:
 
     async def _try_again_all(self, wanted: Sequence[tuple[Job, float]]) -> Sequence[None]:
         async with self.database.transaction() as connection:
-            kept = await self.find(connection, [job.job_id for job, _ in wanted], lock=True)
-            said: dict[str, Said] = {}
-            for job, seconds in wanted:
-                record = kept.get(job.job_id)
-                if record is None or standing(self.pipeline, job, record) is not Standing.DUE:
-                    continue
-                if record.trying:
-                    ended = replace(record, trying=False, version=record.version + 1)
-                    kept[job.job_id] = ended
-                    said[job.job_id] = again(self._settings, ended, seconds)
-            if said:
-                await connection.execute(CHANGE, [changed_row(kept[job_id]) for job_id in said])
-                await say(self.outbox, connection, said.values())
+            await self._postpone(connection, wanted)
         self._on_commit()
         return [None] * len(wanted)
+
+    async def _postpone(
+        self, connection: AsyncConnection, wanted: Sequence[tuple[Job, float]]
+    ) -> None:
+        kept = await self.find(connection, [job.job_id for job, _ in wanted], lock=True)
+        said: dict[str, Said] = {}
+        for job, seconds in wanted:
+            record = kept.get(job.job_id)
+            if record is None or standing(self.pipeline, job, record) is not Standing.DUE:
+                continue
+            if record.trying:
+                ended = replace(record, trying=False, version=record.version + 1)
+                kept[job.job_id] = ended
+                said[job.job_id] = again(self._settings, ended, seconds)
+        if said:
+            await connection.execute(CHANGE, [changed_row(kept[job_id]) for job_id in said])
+            await say(self.outbox, connection, said.values())
+
+    async def end_together(
+        self, steps: Sequence[Step], again: Sequence[tuple[Job, float]]
+    ) -> Sequence[JobRecord | None]:
+        """`step` and `try_again` for the attempts of a batch, in one transaction; the answers to
+        the steps."""
+        async with self.database.transaction() as connection:
+            answers = await self.take(connection, steps) if steps else []
+            if again:
+                await self._postpone(connection, again)
+        self._on_commit()
+        return answers
 
     async def interrupt(self, job: Job) -> None:
         """The attempt was stopped by us, so it does not count; whoever has the job's message
