@@ -300,24 +300,43 @@ class ProcessingJobStore:
 
     async def _try_again_all(self, wanted: Sequence[tuple[Job, float, bool]]) -> Sequence[bool]:
         async with self.database.transaction() as connection:
-            kept = await self.find(connection, [job.job_id for job, *_ in wanted], lock=True)
-            said: dict[str, Said] = {}
-            for job, seconds, counts in wanted:
-                record = kept.get(job.job_id)
-                if record is None or standing(self.pipeline, job, record) is not Standing.DUE:
-                    continue
-                if record.trying:
-                    attempts = record.attempts if counts else max(0, record.attempts - 1)
-                    ended = replace(
-                        record, trying=False, version=record.version + 1, attempts=attempts
-                    )
-                    kept[job.job_id] = ended
-                    said[job.job_id] = again(self._settings, ended, seconds)
-            if said:
-                await CHANGE.execute(connection, [changed_row(kept[job_id]) for job_id in said])
-                await say(self.outbox, connection, said.values())
+            answers = await self._postpone(connection, wanted)
         self._on_commit()
+        return answers
+
+    async def _postpone(
+        self, connection: AsyncConnection, wanted: Sequence[tuple[Job, float, bool]]
+    ) -> Sequence[bool]:
+        kept = await self.find(connection, [job.job_id for job, *_ in wanted], lock=True)
+        said: dict[str, Said] = {}
+        for job, seconds, counts in wanted:
+            record = kept.get(job.job_id)
+            if record is None or standing(self.pipeline, job, record) is not Standing.DUE:
+                continue
+            if record.trying:
+                attempts = record.attempts if counts else max(0, record.attempts - 1)
+                ended = replace(record, trying=False, version=record.version + 1, attempts=attempts)
+                kept[job.job_id] = ended
+                said[job.job_id] = again(self._settings, ended, seconds)
+        if said:
+            await CHANGE.execute(connection, [changed_row(kept[job_id]) for job_id in said])
+            await say(self.outbox, connection, said.values())
         return [job.job_id in said for job, *_ in wanted]
+
+    async def end_together(
+        self, steps: Sequence[Step], retries: Sequence[tuple[Job, float]]
+    ) -> tuple[Sequence[JobRecord | None], Sequence[bool]]:
+        """`step` and `try_again` for the attempts of a batch, in one transaction; what each of
+        them answers."""
+        taken: Sequence[JobRecord | None] = []
+        postponed: Sequence[bool] = []
+        async with self.database.transaction() as connection:
+            if steps:
+                taken = await self.take(connection, steps)
+            if retries:
+                postponed = await self._postpone(connection, [(*one, True) for one in retries])
+        self._on_commit()
+        return taken, postponed
 
     async def interrupt(self, job: Job) -> None:
         """The attempt was stopped by us, so it does not count; whoever has the job's message
