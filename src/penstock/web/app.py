@@ -6,11 +6,13 @@ import logging
 from typing import Any
 
 from litestar import Litestar, MediaType, Request, Response, get
+from litestar.datastructures import MutableScopeHeaders
 from litestar.di import NamedDependency, Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
+from litestar.types import Message, Scope
 
 import penstock
 from penstock.errors import PenstockError, UnavailableError, UnimplementedError
@@ -20,6 +22,7 @@ from penstock.jobs.system import Ingestion, JobSystem
 from penstock.web import page, problems
 from penstock.web.access import Access
 from penstock.web.jobs_api import JobsApi
+from penstock.web.references import References
 from penstock.web.streams import Streams
 from penstock.web.uploads import TooLargeError, Uploads
 
@@ -41,6 +44,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
     access = Access(settings)
     uploads = Uploads(system.settings.media)
     pipeline = system.settings.pipeline
+    references = References(system.settings.media, pipeline)
     streams = Streams(ingestion.projection)
 
     async def current_user(request: Request[Any, Any, Any]) -> str:
@@ -85,6 +89,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             "user": Provide(current_user),
             "ingestion": own(ingestion),
             "uploads": own(uploads),
+            "references": own(references),
             "streams": own(streams),
             "pipeline": own(pipeline),
         },
@@ -92,6 +97,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             TooLargeError: lambda _, error: problems.problem(413, str(error)),
             PenstockError: problems.on_penstock_error,
             HTTPException: problems.on_http_error,
+            RecursionError: problems.on_deep_nesting,
             Exception: problems.on_error,
         },
         request_max_body_size=settings.max_body_bytes,
@@ -108,7 +114,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             ),
             security=[] if access.open else [{"token": []}],
         ),
-        after_request=_with_headers,
+        before_send=[_with_headers],
         logging_config=None,
     )
     _describe(app, pipeline)
@@ -125,7 +131,10 @@ def _describe(app: Litestar, pipeline: Pipeline) -> None:
         app.openapi_schema.components.schemas[name].enum = [value.value for value in values]
 
 
-async def _with_headers(response: Response[Any]) -> Response[Any]:
-    for name, value in _HEADERS.items():
-        response.headers.setdefault(name, value)
-    return response
+async def _with_headers(message: Message, _: Scope) -> None:
+    """Just before it is sent: errors of the framework itself, an address that there is not for
+    instance, are answers as well."""
+    if message["type"] == "http.response.start":
+        headers = MutableScopeHeaders.from_message(message)
+        for name, value in _HEADERS.items():
+            headers.setdefault(name, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Annotated, Any
 
 import msgspec
@@ -22,18 +21,19 @@ from msgspec import Meta, Struct
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.jobs.model.names import JobStage, MediaType
 from penstock.jobs.pipeline.declaration import Pipeline
-from penstock.jobs.settings import UPLOAD, UPLOADS
 from penstock.jobs.store.records import JobRecord
 from penstock.jobs.store.said import known_event_of
 from penstock.jobs.system import Ingestion
 from penstock.jobs.views.view import JobView, first_view
 from penstock.media.transcript import Segment
+from penstock.web.references import References, plain
 from penstock.web.streams import Streams
 from penstock.web.uploads import Upload, Uploads
 
 User = NamedDependency[str]
 Running = NamedDependency[Ingestion]
 Kept = NamedDependency[Uploads]
+Checked = NamedDependency[References]
 Watching = NamedDependency[Streams]
 Declared = NamedDependency[Pipeline]
 Id = Annotated[str, PathParameter(pattern=r"^job_[0-9a-f]{32}$", description="A job's id")]
@@ -99,6 +99,7 @@ class JobsApi(Controller):
         user: User,
         ingestion: Running,
         uploads: Kept,
+        references: Checked,
         key: Annotated[
             str | None,
             HeaderParameter(
@@ -111,8 +112,8 @@ class JobsApi(Controller):
         record, created = await ingestion.service.submit(
             user,
             data.media_type,
-            _source(data, user, uploads),
-            title=_plain("title", data.title),
+            _source(data, user, uploads, references),
+            title=plain("title", data.title),
             client_key=key,
             correlation_id=data.correlation_id,
         )
@@ -210,23 +211,12 @@ class JobsApi(Controller):
         }
 
 
-def _source(data: JobRequest, user: str, uploads: Uploads) -> str:
+def _source(data: JobRequest, user: str, uploads: Uploads, references: References) -> str:
     if (data.source is None) == (data.upload_id is None):
         raise InvalidArgumentError("Give either source or uploadId")
     if data.upload_id is not None:
         return uploads.source_of(user, data.upload_id)
-    source = _plain("source", str(data.source)) or ""
-    named = source.strip().lower().startswith(UPLOAD)
-    if named or source.lstrip("./").startswith(f"{UPLOADS}/"):
-        raise InvalidArgumentError("Uploads are named by their uploadId")
-    return source
-
-
-def _plain(name: str, text: str | None) -> str | None:
-    """Control characters belong into no name, and not every database takes them."""
-    if text is not None and any(unicodedata.category(c) == "Cc" for c in text):
-        raise InvalidArgumentError(f"{name} has control characters; send it without them")
-    return text
+    return references.check(data.media_type, str(data.source))
 
 
 async def _current(ingestion: Ingestion, job_id: str, user: str) -> JobView:

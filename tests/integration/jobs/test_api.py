@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
+from sqlalchemy.exc import OperationalError
 
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.jobs import Done, JobStage, Reject, load_settings
@@ -523,6 +524,101 @@ async def test_a_wrong_request_is_a_problem_that_repeats_nothing(quick, body, st
         assert PRIVATE not in answer.text
         assert await scene.ingestion.outbox.pending() == 0
         assert await scene.ingestion.views.count() == 0
+
+
+async def test_json_that_is_nested_too_deep_is_a_wrong_request(quick):
+    async with api_on(quick, work=False) as (client, _):
+        deep = b'{"mediaType":' + b"[" * 5000 + b"]" * 5000 + b"}"
+        answer = await client.post(
+            "/jobs", content=deep, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 400
+        assert "send JSON" in answer.json()["detail"]
+
+
+async def test_every_answer_carries_the_headers_that_protect_its_reader(quick):
+    async def breaks(*_, **__):
+        raise RuntimeError("a mistake of ours")
+
+    async with api_on(quick, work=False) as (client, scene):
+        scene.ingestion.views.list = breaks
+        wanted = {
+            ("GET", "/health"): 200,
+            ("GET", "/static/page.js"): 200,
+            ("GET", "/static/nothing"): 404,
+            ("GET", "/nothing"): 404,
+            ("DELETE", "/jobs"): 405,
+            ("OPTIONS", "/jobs"): 204,
+            ("POST", "/jobs"): 413,
+            ("GET", "/jobs"): 500,
+        }
+        for (method, path), status in wanted.items():
+            body = bytes(100_000) if status == 413 else None
+            kind = {"Content-Type": "application/json"} if body else {}
+            answer = await client.request(method, path, content=body, headers=kind)
+            assert answer.status_code == status
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_what_a_database_says_is_for_the_log_and_not_for_whoever_asks(quick, caplog):
+    async def away(*_):
+        said = Exception("unable to open database file on db.internal")
+        raise OperationalError("INSERT", None, said)
+
+    async with api_on(quick, work=False) as (client, scene):
+        scene.system.store.create = away
+        answer = await client.post("/jobs", json=JOB)
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        assert "does not work; try again later" in answer.json()["detail"]
+        assert "db.internal" not in answer.text and "db.internal" in caplog.text
+
+
+async def test_what_a_broker_lacks_is_not_what_was_asked_for(quick):
+    async with api_on(quick, work=False) as (client, scene):
+        await scene.system.pubsub.topic("job-events").delete()
+        answer = await client.get("/status")
+        assert answer.status_code != 404
+        assert "create it with" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("../outside.wav", "outside the media folder"),
+        ("/etc/passwd", "outside the media folder"),
+        ("file:///etc/passwd", "outside the media folder"),
+        ("talks/../../a.wav", "outside the media folder"),
+        ("file://elsewhere/a.wav", "names no host"),
+        ("ftp://media.example/a.wav", "https address"),
+        ("http://media.example/a.wav", "Only https"),
+        ("https://evil.example/a.wav", "list of media hosts"),
+        ("https://ada:secret@media.example/a.wav", "no user name"),
+    ],
+)
+async def test_a_source_that_no_worker_would_open_is_refused_at_the_door(
+    quick, tmp_path, source, why
+):
+    media = {"root": str(tmp_path), "hosts": ["media.example"]}
+    async with api_on(quick, work=False, media=media) as (client, scene):
+        answer = await client.post("/jobs", json=JOB | {"source": source})
+        assert answer.status_code == 400
+        assert why in answer.json()["detail"] and "secret" not in answer.text
+        assert await scene.ingestion.outbox.pending() == 0
+        for good in ("talks/one.wav", f"{tmp_path}/one.wav", "https://media.example/one.wav"):
+            answer = await client.post("/jobs", json=JOB | {"source": good})
+            assert answer.status_code == 202
+
+
+async def test_an_api_that_knows_no_media_places_refuses_only_what_is_wrong_anywhere(quick):
+    async with api_on(quick, work=False) as (client, _):
+        answers = {
+            source: (await client.post("/jobs", json=JOB | {"source": source})).status_code
+            for source in ("/srv/a.wav", "https://media.example/a.wav", "../a.wav", "ftp://x/a.wav")
+        }
+        assert list(answers.values()) == [202, 202, 400, 400]
 
 
 @pytest.mark.parametrize(
