@@ -22,6 +22,7 @@ from penstock.jobs.system import Ingestion, JobSystem
 from penstock.web import page, problems
 from penstock.web.access import Access
 from penstock.web.jobs_api import JobsApi
+from penstock.web.own_jobs import OwnJobs
 from penstock.web.references import References
 from penstock.web.streams import Streams
 from penstock.web.uploads import TooLargeError, Uploads
@@ -90,6 +91,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             "ingestion": own(ingestion),
             "uploads": own(uploads),
             "references": own(references),
+            "own_jobs": own(OwnJobs(ingestion)),
             "streams": own(streams),
             "pipeline": own(pipeline),
         },

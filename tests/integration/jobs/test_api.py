@@ -7,16 +7,21 @@ import socket
 import struct
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from prometheus_client import REGISTRY
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.jobs import Done, JobStage, Reject, load_settings
+from penstock.jobs.store.records import jobs
 from penstock.jobs.telemetry import JobObservers, LoggingObserver, PrometheusJobObserver
+from penstock.media.errors import Reason
 from penstock.web import create_app, serve
 from penstock.web.access import Access, is_loopback
+from penstock.web.advice import ADVICE
 from penstock.web.streams import Streams
 from penstock.web.uploads import Uploads
 from tests.support.api_scenes import api_on
@@ -67,6 +72,45 @@ async def test_asking_again_with_the_same_key_gives_the_same_job(quick):
         assert again.headers["idempotent-replayed"] == "true"
         other = await client.post("/jobs", json=JOB | {"source": "b.wav"}, headers=key)
         assert other.status_code == 409
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"title": "Another"},
+        {"title": None},
+        {"correlationId": "c-2"},
+        {"source": "b.wav"},
+        {"mediaType": "video"},
+    ],
+)
+async def test_a_key_stands_for_one_request_to_the_last_word(quick, other):
+    body = JOB | {"title": "An interview", "correlationId": "c-1"}
+    async with api_on(quick, work=False) as (client, _):
+        key = {"Idempotency-Key": "order 7"}
+        first = await client.post("/jobs", json=body, headers=key)
+        again = await client.post("/jobs", json=body, headers=key)
+        assert again.json()["jobId"] == first.json()["jobId"]
+        answer = await client.post("/jobs", json=body | other, headers=key)
+        assert answer.status_code == 409
+        assert "use another key" in answer.json()["detail"]
+
+
+async def test_who_changed_a_job_reads_it_changed_though_no_event_has_come_back(quick):
+    async with api_on(quick, work=False) as (client, scene):
+        where = (await client.post("/jobs", json=JOB)).headers["location"]
+        await scene.view_at(where.removeprefix("/jobs/"), JobStage.QUEUED)
+        scene.ingestion.projection._following.cancel()
+        await client.post(f"{where}/cancel")
+        assert (await client.get(where)).json()["stage"] == "Cancelled"
+        listed = (await client.get("/jobs")).json()["jobs"]
+        assert [job["stage"] for job in listed] == ["Cancelled"]
+        assert "Cancelled" in (await client.get("/")).text
+        queued = await client.get("/jobs", params={"stage": "Queued"})
+        assert queued.json()["jobs"] == []
+        await client.post(f"{where}/retry")
+        job = (await client.get(where)).json()
+        assert (job["stage"], job["run"]) == ("Queued", 2)
 
 
 async def test_jobs_are_listed_in_pages(quick):
@@ -665,11 +709,82 @@ async def test_the_page_shows_jobs_and_nothing_runs_that_is_not_ours(quick):
         await scene.ended(made.json()["jobId"])
         page = await client.get("/")
         assert made.json()["jobId"] in page.text
-        assert "alert(1)" not in page.text
+        assert "<script>alert(1)" not in page.text
         assert "script-src 'self'" in page.headers["content-security-policy"]
         for name, kind in (("page.js", "javascript"), ("page.css", "css")):
             file = await client.get(f"/static/{name}")
             assert file.status_code == 200 and kind in file.headers["content-type"]
+
+
+NAMED = {
+    "talks/Zoë's interview.wav": "Zoë's interview.wav",
+    "https://media.example/a%20b.mp3?signature=secret#x": "a b.mp3",
+    "https://media.example/": "media.example",
+}
+
+
+async def test_jobs_have_names_for_their_owner_and_none_in_any_message(quick):
+    async with api_on(quick, api={"tokens": TOKENS}) as (client, scene):
+        mine = as_user(1)
+        watching = asyncio.ensure_future(events_of(client, "/events", 1, mine))
+        async with asyncio.timeout(10):
+            while not scene.ingestion.projection._watchers:
+                await asyncio.sleep(0.01)
+        for source, name in NAMED.items():
+            made = await client.post("/jobs", json=JOB | {"source": source}, headers=mine)
+            assert made.json()["name"] == name
+            await scene.ended(made.json()["jobId"])
+        titled = await client.post("/jobs", json=JOB | {"title": "Ada's talk"}, headers=mine)
+        await scene.ended(titled.json()["jobId"])
+        assert (await watching)[0]["name"] == "Zoë's interview.wav"
+        listed = (await client.get("/jobs", headers=mine)).json()["jobs"]
+        assert {job["name"] for job in listed} == {"Ada's talk", *NAMED.values()}
+        assert listed[0]["info"]["codec"] == "pcm_s16le"
+        assert (await client.get("/jobs", headers=as_user(2))).json()["jobs"] == []
+        for topic in ("job-processing", "job-events"):
+            sent = [f"{r.data!r}{r.attributes}" for r in await scene.stored(topic)]
+            assert sent
+            for private in ("Zo", "interview", "a b.mp3", "Ada", "talk", "media.example"):
+                assert not any(private in one for one in sent)
+
+
+async def test_among_many_jobs_those_that_failed_are_named_with_why_and_what_to_do(quick):
+    async def some_fail(job):
+        record = await scene_.system.store.get(job.job_id)
+        return Reject("malformed") if "bad" in record.source else Done(info=INFO)
+
+    async with api_on(quick, work=False) as (client, scene):
+        scene_ = scene
+        async with scene.working(metadata=some_fail):
+            for number in range(23):
+                name = f"{'bad' if number % 5 == 4 else 'good'}-{number}.wav"
+                made = await client.post("/jobs", json=JOB | {"source": name})
+                await scene.ended(made.json()["jobId"])
+        failed = (await client.get("/jobs", params={"stage": "Failed"})).json()["jobs"]
+        assert [job["name"] for job in failed] == [f"bad-{n}.wav" for n in (19, 14, 9, 4)]
+        assert {(job["reason"], job["advice"]) for job in failed} == {
+            ("malformed", ADVICE["malformed"])
+        }
+        page = (await client.get("/")).text
+        assert "4 failed, 19 complete" in page
+        assert "<b>bad-14.wav</b>" in page
+        assert f"<strong>malformed</strong>: {ADVICE['malformed']}" in page
+
+
+def test_every_reason_of_media_has_advice():
+    assert set(get_args(Reason)) <= ADVICE.keys()
+
+
+async def test_a_row_that_another_program_took_further_hides_no_other(quick):
+    async with api_on(quick, work=False) as (client, scene):
+        made = [await client.post("/jobs", json=JOB | {"title": f"t{n}"}) for n in range(2)]
+        for one in made:
+            await scene.view_at(one.json()["jobId"], JobStage.QUEUED)
+        async with scene.system.database.transaction() as connection:
+            taken = update(jobs).where(jobs.c.job_id == made[0].json()["jobId"])
+            await connection.execute(taken.values(stage="Printed"))
+        listed = (await client.get("/jobs")).json()["jobs"]
+        assert [job.get("name") for job in listed] == ["t1", None]
 
 
 async def test_the_api_describes_itself(quick):

@@ -9,16 +9,17 @@ same time are committed together: a sync to disk costs the same for one as for f
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Select, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.batching import GroupCommit
-from penstock.errors import AlreadyExistsError, NotFoundError
+from penstock.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from penstock.jobs.model.job import Job
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.stage import Text
@@ -98,12 +99,28 @@ class ProcessingJobStore:
             found = await self.find(connection, job_ids)
         return [found.get(job_id) for job_id in job_ids]
 
+    async def readable(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+        """Those that are there, but for such as another program took further than this one can
+        follow."""
+        if not job_ids:
+            return {}
+        found: dict[str, JobRecord] = {}
+        async with self.database.transaction(reading=True) as connection:
+            rows = (await connection.execute(self._rows_of(job_ids))).all()
+        for row in rows:
+            with suppress(FailedPreconditionError):
+                found[row.job_id] = record_of(self.pipeline, row)
+        return found
+
+    def _rows_of(self, job_ids: Sequence[str]) -> Select[Any]:
+        ours = jobs.c.media_type.in_([kind.value for kind in self.pipeline.job_types])
+        return select(jobs).where(jobs.c.job_id.in_(set(job_ids)), ours)
+
     async def find(
         self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
     ) -> dict[str, JobRecord]:
         """Those that are there; locked, nobody else changes them before the transaction ends."""
-        ours = jobs.c.media_type.in_([kind.value for kind in self.pipeline.job_types])
-        query = select(jobs).where(jobs.c.job_id.in_(set(job_ids)), ours)
+        query = self._rows_of(job_ids)
         if lock and connection.dialect.name == "postgresql":
             query = query.order_by(jobs.c.job_id).with_for_update()
         found = await connection.execute(query)
