@@ -61,13 +61,12 @@ class JobService:
                 "traceparent": traceparent,
             }
             job = _convert(fields, kind)
-            digest = hashlib.sha256(f"{media_type}\0{source}".encode()).hexdigest()
             return await self.store.add(
                 NewJob(
                     job=job,
                     source=source,
                     title=None if title is None else title[:_MAX_TITLE],
-                    request=digest,
+                    request=_digest(media_type, source, title=title, correlation=correlation_id),
                 )
             )
 
@@ -124,6 +123,16 @@ class JobService:
             known = ", ".join(self.store.pipeline.job_types)
             raise InvalidArgumentError(f"There are no such jobs here; a media type is {known}")
         return kind
+
+
+def _digest(media_type: MediaType, source: str, **more: str | None) -> str:
+    """Of all that was asked for: a key stands for one request. What is not given leaves no trace,
+    so that digests of earlier versions still hold."""
+    asked = f"{media_type}\0{source}"
+    for name, value in more.items():
+        if value is not None:
+            asked += f"\0{name} {len(value)} {value}"
+    return hashlib.sha256(asked.encode(errors="surrogatepass")).hexdigest()
 
 
 def check_user_id(user_id: str) -> str:

@@ -6,11 +6,13 @@ import logging
 from typing import Any
 
 from litestar import Litestar, MediaType, Request, Response, get
+from litestar.datastructures import MutableScopeHeaders
 from litestar.di import NamedDependency, Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
+from litestar.types import Message, Scope
 
 import penstock
 from penstock.errors import PenstockError, UnavailableError, UnimplementedError
@@ -20,6 +22,8 @@ from penstock.jobs.system import Ingestion, JobSystem
 from penstock.web import page, problems
 from penstock.web.access import Access
 from penstock.web.jobs_api import JobsApi
+from penstock.web.own_jobs import OwnJobs
+from penstock.web.references import References
 from penstock.web.streams import Streams
 from penstock.web.uploads import TooLargeError, Uploads
 
@@ -41,6 +45,8 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
     access = Access(settings)
     uploads = Uploads(system.settings.media)
     pipeline = system.settings.pipeline
+    references = References(system.settings.media, pipeline)
+    own_jobs = OwnJobs(ingestion)
     streams = Streams(ingestion.projection)
 
     async def current_user(request: Request[Any, Any, Any]) -> str:
@@ -85,7 +91,13 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
     def own_uploads(ingestion: NamedDependency[Any]) -> Any:  # noqa: ARG001
         return uploads
 
-    def own_pipeline(uploads: NamedDependency[Any]) -> Any:  # noqa: ARG001
+    def own_references(uploads: NamedDependency[Any]) -> Any:  # noqa: ARG001
+        return references
+
+    def jobs_of_users(references: NamedDependency[Any]) -> Any:  # noqa: ARG001
+        return own_jobs
+
+    def own_pipeline(own_jobs: NamedDependency[Any]) -> Any:  # noqa: ARG001
         return pipeline
 
     def own_streams(pipeline: NamedDependency[Any]) -> Any:  # noqa: ARG001
@@ -97,6 +109,8 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             "user": Provide(current_user),
             "ingestion": Provide(own_ingestion, sync_to_thread=False),
             "uploads": Provide(own_uploads, sync_to_thread=False),
+            "references": Provide(own_references, sync_to_thread=False),
+            "own_jobs": Provide(jobs_of_users, sync_to_thread=False),
             "pipeline": Provide(own_pipeline, sync_to_thread=False),
             "streams": Provide(own_streams, sync_to_thread=False),
         },
@@ -104,6 +118,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             TooLargeError: lambda _, error: problems.problem(413, str(error)),
             PenstockError: problems.on_penstock_error,
             HTTPException: problems.on_http_error,
+            RecursionError: problems.on_deep_nesting,
             Exception: problems.on_error,
         },
         request_max_body_size=settings.max_body_bytes,
@@ -120,7 +135,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             ),
             security=[] if access.open else [{"token": []}],
         ),
-        after_request=_with_headers,
+        before_send=[_with_headers],
         logging_config=None,
     )
     _describe(app, pipeline)
@@ -137,7 +152,10 @@ def _describe(app: Litestar, pipeline: Pipeline) -> None:
         app.openapi_schema.components.schemas[name].enum = [value.value for value in values]
 
 
-async def _with_headers(response: Response[Any]) -> Response[Any]:
-    for name, value in _HEADERS.items():
-        response.headers.setdefault(name, value)
-    return response
+async def _with_headers(message: Message, _: Scope) -> None:
+    """Just before it is sent: errors of the framework itself, an address that there is not for
+    instance, are answers as well."""
+    if message["type"] == "http.response.start":
+        headers = MutableScopeHeaders.from_message(message)
+        for name, value in _HEADERS.items():
+            headers.setdefault(name, value)

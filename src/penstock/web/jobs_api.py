@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Annotated, Any
 
-import msgspec
 from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import (
@@ -22,18 +20,18 @@ from msgspec import Meta, Struct
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.jobs.model.names import JobStage, MediaType
 from penstock.jobs.pipeline.declaration import Pipeline
-from penstock.jobs.settings import UPLOAD, UPLOADS
-from penstock.jobs.store.records import JobRecord
-from penstock.jobs.store.said import known_event_of
 from penstock.jobs.system import Ingestion
-from penstock.jobs.views.view import JobView, first_view
 from penstock.media.transcript import Segment
+from penstock.web.own_jobs import OwnJob, OwnJobs
+from penstock.web.references import References, plain
 from penstock.web.streams import Streams
 from penstock.web.uploads import Upload, Uploads
 
 User = NamedDependency[str]
 Running = NamedDependency[Ingestion]
 Kept = NamedDependency[Uploads]
+Checked = NamedDependency[References]
+Own = NamedDependency[OwnJobs]
 Watching = NamedDependency[Streams]
 Declared = NamedDependency[Pipeline]
 Id = Annotated[str, PathParameter(pattern=r"^job_[0-9a-f]{32}$", description="A job's id")]
@@ -66,7 +64,7 @@ class ResultBody(Struct, frozen=True, rename="camel"):
 
 
 class Page(Struct, frozen=True, rename="camel"):
-    jobs: list[JobView]
+    jobs: list[OwnJob]
     next_cursor: str | None = None
 
 
@@ -101,6 +99,8 @@ class JobsApi(Controller):
         user: User,
         ingestion: Running,
         uploads: Kept,
+        references: Checked,
+        own_jobs: Own,
         key: Annotated[
             str | None,
             HeaderParameter(
@@ -109,25 +109,26 @@ class JobsApi(Controller):
                 description="Asking again with the same key gives the same job",
             ),
         ] = None,
-    ) -> Response[JobView]:
+    ) -> Response[OwnJob]:
         record, created = await ingestion.service.submit(
             user,
             data.media_type,
-            _source(data, user, uploads),
-            title=_plain("title", data.title),
+            _source(data, user, uploads, references),
+            title=plain("title", data.title),
             client_key=key,
             correlation_id=data.correlation_id,
         )
         headers = {"Location": f"/jobs/{record.job.job_id}"}
         if not created:
             headers["Idempotent-Replayed"] = "true"
-        return Response(_view_of(ingestion, record), status_code=202, headers=headers)
+        return Response(own_jobs.of(record), status_code=202, headers=headers)
 
     @get("/jobs", summary="List jobs, the newest first")
     async def list_jobs(
         self,
         user: User,
         ingestion: Running,
+        own_jobs: Own,
         stage: FromQuery[JobStage | None] = None,
         media_type: Annotated[MediaType | None, QueryParameter(name="mediaType")] = None,
         limit: Annotated[int, QueryParameter(ge=1, le=200)] = 50,
@@ -136,15 +137,18 @@ class JobsApi(Controller):
         views, following = await ingestion.views.list(
             user_id=user, stage=stage, media_type=media_type, limit=limit, cursor=cursor
         )
-        return Page(list(views), following)
+        found = await own_jobs.newest(views)
+        return Page([job for job in found if stage in (None, job.stage)], following)
 
     @get("/jobs/{job_id:str}", summary="Where a job is")
-    async def job(self, job_id: Id, user: User, ingestion: Running) -> JobView:
-        return await _current(ingestion, job_id, user)
+    async def job(self, job_id: Id, user: User, own_jobs: Own) -> OwnJob:
+        return await own_jobs.get(job_id, user)
 
     @get("/jobs/{job_id:str}/transcript", summary="What was said")
-    async def transcript(self, job_id: Id, user: User, ingestion: Running) -> TranscriptBody:
-        record = await _owned(ingestion, job_id, user)
+    async def transcript(
+        self, job_id: Id, user: User, ingestion: Running, own_jobs: Own
+    ) -> TranscriptBody:
+        record = await own_jobs.record(job_id, user)
         text = await ingestion.service.store.text(job_id)
         if text is None:
             raise NotFoundError(f"Job {job_id} is {record.job.stage}: it has no transcript")
@@ -153,9 +157,15 @@ class JobsApi(Controller):
 
     @get("/jobs/{job_id:str}/results/{stage:str}", summary="What a stage found out")
     async def result(
-        self, job_id: Id, stage: FromPath[str], user: User, ingestion: Running, pipeline: Declared
+        self,
+        job_id: Id,
+        stage: FromPath[str],
+        user: User,
+        ingestion: Running,
+        own_jobs: Own,
+        pipeline: Declared,
     ) -> ResultBody:
-        record = await _owned(ingestion, job_id, user)
+        record = await own_jobs.record(job_id, user)
         name = pipeline.stage(stage).name
         found = await ingestion.service.store.result(job_id, name)
         if found is None:
@@ -165,23 +175,23 @@ class JobsApi(Controller):
         return ResultBody(job_id, name, found)
 
     @post("/jobs/{job_id:str}/cancel", status_code=200, summary="Stop a job")
-    async def cancel(self, job_id: Id, user: User, ingestion: Running) -> JobView:
-        return _view_of(ingestion, await ingestion.service.cancel(job_id, user))
+    async def cancel(self, job_id: Id, user: User, ingestion: Running, own_jobs: Own) -> OwnJob:
+        return own_jobs.of(await ingestion.service.cancel(job_id, user))
 
     @post("/jobs/{job_id:str}/retry", status_code=202, summary="Run a job anew")
-    async def retry(self, job_id: Id, user: User, ingestion: Running) -> JobView:
-        return _view_of(ingestion, await ingestion.service.retry(job_id, user))
+    async def retry(self, job_id: Id, user: User, ingestion: Running, own_jobs: Own) -> OwnJob:
+        return own_jobs.of(await ingestion.service.retry(job_id, user))
 
     @get("/events", summary="Changes of all jobs, as server-sent events")
-    async def all_events(self, user: User, streams: Watching) -> ServerSentEvent:
-        return streams.of_user(user)
+    async def all_events(self, user: User, own_jobs: Own, streams: Watching) -> ServerSentEvent:
+        return streams.of_user(user, own_jobs)
 
     @get("/jobs/{job_id:str}/events", summary="Changes of a job, as server-sent events")
     async def job_events(
-        self, job_id: Id, user: User, ingestion: Running, streams: Watching
+        self, job_id: Id, user: User, own_jobs: Own, streams: Watching
     ) -> ServerSentEvent:
-        await _current(ingestion, job_id, user)
-        return streams.of_job(user, job_id, lambda: _current(ingestion, job_id, user))
+        await own_jobs.get(job_id, user)
+        return streams.of_job(user, job_id, own_jobs)
 
     @get("/pipeline", summary="Which jobs there are, and what becomes of them")
     async def declared(self, pipeline: Declared, user: User) -> PipelineBody:  # noqa: ARG002
@@ -213,46 +223,9 @@ class JobsApi(Controller):
         }
 
 
-def _source(data: JobRequest, user: str, uploads: Uploads) -> str:
+def _source(data: JobRequest, user: str, uploads: Uploads, references: References) -> str:
     if (data.source is None) == (data.upload_id is None):
         raise InvalidArgumentError("Give either source or uploadId")
     if data.upload_id is not None:
         return uploads.source_of(user, data.upload_id)
-    source = _plain("source", str(data.source)) or ""
-    named = source.strip().lower().startswith(UPLOAD)
-    if named or source.lstrip("./").startswith(f"{UPLOADS}/"):
-        raise InvalidArgumentError("Uploads are named by their uploadId")
-    return source
-
-
-def _plain(name: str, text: str | None) -> str | None:
-    """Control characters belong into no name, and not every database takes them."""
-    if text is not None and any(unicodedata.category(c) == "Cc" for c in text):
-        raise InvalidArgumentError(f"{name} has control characters; send it without them")
-    return text
-
-
-async def _current(ingestion: Ingestion, job_id: str, user: str) -> JobView:
-    view = await ingestion.views.get(job_id)
-    if view is None:
-        # Committed, but its event has not arrived here yet.
-        return _view_of(ingestion, await _owned(ingestion, job_id, user))
-    if view.user_id != user:
-        raise _not_found(job_id)
-    return view
-
-
-def _view_of(ingestion: Ingestion, record: JobRecord) -> JobView:
-    view = first_view(known_event_of(ingestion.service.store.pipeline, record))
-    return msgspec.structs.replace(view, stage=record.job.stage, queued_at=record.job.created_at)
-
-
-async def _owned(ingestion: Ingestion, job_id: str, user: str) -> JobRecord:
-    record = await ingestion.service.store.get(job_id)
-    if record is None or record.job.user_id != user:
-        raise _not_found(job_id)
-    return record
-
-
-def _not_found(job_id: str) -> NotFoundError:
-    return NotFoundError(f"Job {job_id} not found")
+    return references.check(data.media_type, str(data.source))

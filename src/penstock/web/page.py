@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
@@ -12,26 +14,33 @@ from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
+from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.system import Ingestion
-from penstock.jobs.views.view import JobView
 from penstock.web.access import Access
+from penstock.web.own_jobs import OwnJob, OwnJobs
 
 _SHOWN = 100
+# What of a job's info is shown besides its length and size, and what it is called there.
+_INFO = {"codec": "codec", "pages": "pages", "channelId": "channel", "speakerRole": "speaker"}
 _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 
 
 def routes(access: Access, pipeline: Pipeline) -> list[HTTPRouteHandler]:
     @get("/", media_type=MediaType.HTML, include_in_schema=False)
-    async def index(ingestion: NamedDependency[Ingestion]) -> str:
+    async def index(
+        ingestion: NamedDependency[Ingestion], own_jobs: NamedDependency[OwnJobs]
+    ) -> str:
         """Rendered with the jobs when nobody is asked for a token; else the script asks for it."""
-        rows = ""
+        found: list[OwnJob] = []
         if access.open:
             views, _ = await ingestion.views.list(user_id=access.local_user, limit=_SHOWN)
-            rows = "".join(row(pipeline, view) for view in views)
+            found = await own_jobs.newest(views)
+        rows = "".join(row(pipeline, job) for job in found)
         locked = "" if access.open else " locked"
         stages = escape(" ".join(pipeline.order))
-        return _page("Jobs", _JOBS.format(rows=rows, locked=locked, stages=stages))
+        told = counts(pipeline, found)
+        return _page("Jobs", _JOBS.format(rows=rows, locked=locked, stages=stages, counts=told))
 
     @get("/docs", media_type=MediaType.HTML, include_in_schema=False)
     async def docs(request: Request[Any, Any, Any]) -> str:
@@ -47,38 +56,58 @@ def routes(access: Access, pipeline: Pipeline) -> list[HTTPRouteHandler]:
     return [index, docs, static]
 
 
-def row(pipeline: Pipeline, view: JobView) -> str:
+def counts(pipeline: Pipeline, jobs: Sequence[OwnJob]) -> str:
+    """How many of those shown are where; `page.js` says the same."""
+    stages = Counter(job.stage for job in jobs)
+    parts = {
+        "failed": stages[JobStage.FAILED],
+        "cancelled": stages[JobStage.CANCELLED],
+        "under way": sum(n for stage, n in stages.items() if not pipeline.is_end(stage)),
+        "complete": stages[pipeline.order[-1]],
+    }
+    return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
+
+
+def row(pipeline: Pipeline, job: OwnJob) -> str:
     """A job as a table row; `page.js` makes the same."""
-    steps, stage = len(pipeline.order), view.stage.value
-    step = steps if pipeline.is_end(view.stage) else pipeline.rank(view.stage) + 1
+    steps, stage = len(pipeline.order), job.stage.value
+    step = steps if pipeline.is_end(job.stage) else pipeline.rank(job.stage) + 1
     # How it looks is the same for the last stage of every pipeline.
-    look = f"{stage} complete" if view.stage is pipeline.order[-1] else stage
+    look = f"{stage} complete" if job.stage is pipeline.order[-1] else stage
+    short = job.job_id[4:16]
     return (
-        f'<tr id="{view.job_id}" class="{look}" '
-        f'data-queued="{view.queued_at.isoformat()}">'
-        f'<td><code title="{view.job_id}">{view.job_id[4:16]}</code></td>'
-        f"<td>{view.media_type.value}</td>"
+        f'<tr id="{job.job_id}" class="{look}" data-queued="{job.queued_at.isoformat()}">'
+        f'<td><b>{escape(job.name or "")}</b> <code title="{job.job_id}">{short}</code></td>'
+        f"<td>{job.media_type.value}</td>"
         f'<td><progress max="{steps}" value="{step}"></progress> <span>{stage}</span></td>'
-        f"<td>{escape(_facts(view))}</td>"
-        f'<td><time datetime="{view.updated_at.isoformat()}">{_clock(view.updated_at)}</time></td>'
+        f"<td>{_why(job)}{escape(_facts(job))}</td>"
+        f'<td><time datetime="{job.updated_at.isoformat()}">{_clock(job.updated_at)}</time></td>'
         "</tr>"
     )
 
 
-def _facts(view: JobView) -> str:
+def _why(job: OwnJob) -> str:
+    if not job.reason:
+        return ""
+    advice = f": {escape(job.advice)}" if job.advice else ""
+    return f"<p><strong>{escape(job.reason)}</strong>{advice}</p>"
+
+
+def _facts(job: OwnJob) -> str:
     facts = []
-    if view.run > 1:
-        facts.append(f"run {view.run}")
-    if view.duration:
-        minutes, seconds = divmod(round(view.duration), 60)
+    if job.run > 1:
+        facts.append(f"run {job.run}")
+    if job.duration:
+        minutes, seconds = divmod(round(job.duration), 60)
         facts.append(f"{minutes}:{seconds:02} long")
-    if view.characters is not None:
-        facts.append(f"{view.characters:,} characters")
-    if view.language:
-        facts.append(view.language)
-    facts += [f"{name} {value}" for name, value in view.facts.items()]
-    if view.reason:
-        facts.append(view.reason)
+    if size := job.size or job.info.get("size"):
+        facts.append(f"{size:,} bytes")
+    facts += [f"{name} {job.info[key]}" for key, name in _INFO.items() if job.info.get(key)]
+    if job.characters is not None:
+        facts.append(f"{job.characters:,} characters")
+    if job.language:
+        facts.append(job.language)
+    facts += [f"{name} {value}" for name, value in job.facts.items()]
     return " · ".join(facts)
 
 
@@ -143,6 +172,7 @@ _SHELL = """<!doctype html>
 
 _JOBS = """
 <p id="state" role="status" class="{locked}">Connecting…</p>
+<p id="counts">{counts}</p>
 <form id="unlock" hidden><label>API token <input type="password" autocomplete="off"></label>
 <button>Show jobs</button></form>
 <table data-stages="{stages}">

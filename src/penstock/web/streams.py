@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Literal, TypeAlias
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
 
 import msgspec
 from litestar.response import ServerSentEvent, ServerSentEventMessage
@@ -14,14 +14,13 @@ from litestar.response import ServerSentEvent, ServerSentEventMessage
 from penstock.errors import PenstockError, ResourceExhaustedError
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.view import JobView
+from penstock.web.own_jobs import OwnJob, OwnJobs
 
 _log = logging.getLogger("penstock.web")
 _HEARTBEAT = 15.0
 # Below what the server takes at a time, so that other requests always get through.
 MAX_STREAMS = 500
 MAX_STREAMS_OF_ONE = 100
-
-Read: TypeAlias = Callable[[], Awaitable[JobView]]
 
 
 class Streams:
@@ -45,24 +44,24 @@ class Streams:
     def watching(self) -> int:
         return self._watching.total()
 
-    def of_user(self, user: str) -> ServerSentEvent:
+    def of_user(self, user: str, jobs: OwnJobs) -> ServerSentEvent:
         """Changes of all jobs of a user."""
-        return self._answer(user, None, None)
+        return self._answer(user, None, jobs)
 
-    def of_job(self, user: str, job_id: str, read: Read) -> ServerSentEvent:
-        """A job as it is, by `read`, and its changes until it has ended."""
-        return self._answer(user, job_id, read)
+    def of_job(self, user: str, job_id: str, jobs: OwnJobs) -> ServerSentEvent:
+        """A job as it is, and its changes until it has ended."""
+        return self._answer(user, job_id, jobs)
 
-    def _answer(self, user: str, job_id: str | None, read: Read | None) -> ServerSentEvent:
+    def _answer(self, user: str, job_id: str | None, jobs: OwnJobs) -> ServerSentEvent:
         if not self._has_room(user):
             raise ResourceExhaustedError("Too many are watching; try again later")
-        return ServerSentEvent(self._stream(user, job_id, read), retry_duration=1000)
+        return ServerSentEvent(self._stream(user, job_id, jobs), retry_duration=1000)
 
     def _has_room(self, user: str) -> bool:
         return self.watching < self._most and self._watching[user] < self._most_of_one
 
     async def _stream(
-        self, user: str, job_id: str | None, read: Read | None
+        self, user: str, job_id: str | None, jobs: OwnJobs
     ) -> AsyncIterator[ServerSentEventMessage]:
         if not self._has_room(user):
             # Others began since this one was let in; whoever reads it will come back.
@@ -75,7 +74,7 @@ class Streams:
         coming: asyncio.Future[JobView | None] | None = None
         try:
             yield ServerSentEventMessage(comment="watching", data=None)
-            known = None if read is None else await read()
+            known = None if job_id is None else await jobs.as_told(job_id, user)
             if known is not None:
                 yield _message(known)
             while known is None or not self._pipeline.is_end(known.stage):
@@ -84,14 +83,15 @@ class Streams:
                 if not done:
                     yield ServerSentEventMessage(comment="still here", data=None)
                     continue
-                view, coming = coming.result(), None
-                if read is not None and known is not None:
-                    view = view or await read()
-                    moments = (view.run, view.stage, known.run, known.stage)
-                    if not self._pipeline.is_news(*moments):
-                        continue
-                    known = view
-                yield _message(view)
+                news, coming = [coming.result(), *watcher.more()], None
+                for job in await _named(jobs, news):
+                    if known is not None:
+                        job = job or await jobs.as_told(known.job_id, user)
+                        moments = (job.run, job.stage, known.run, known.stage)
+                        if not self._pipeline.is_news(*moments):
+                            continue
+                        known = job
+                    yield _message(job)
         except StopAsyncIteration:
             return
         except PenstockError as error:
@@ -103,6 +103,12 @@ class Streams:
             self._watching[user] -= 1
             if not self._watching[user]:
                 del self._watching[user]
+
+
+async def _named(jobs: OwnJobs, news: Sequence[JobView | None]) -> list[OwnJob | None]:
+    """By one look for all that came together: there may be thousands in a second."""
+    named = iter(await jobs.named([view for view in news if view is not None]))
+    return [None if view is None else next(named) for view in news]
 
 
 def _message(view: JobView | None) -> ServerSentEventMessage:

@@ -7,15 +7,21 @@ import socket
 import struct
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from prometheus_client import REGISTRY
+from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
 
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.jobs import Done, JobStage, Reject, load_settings
+from penstock.jobs.store.records import jobs
 from penstock.jobs.telemetry import JobObservers, LoggingObserver, PrometheusJobObserver
+from penstock.media.errors import Reason
 from penstock.web import create_app, serve
 from penstock.web.access import Access, is_loopback
+from penstock.web.advice import ADVICE
 from penstock.web.streams import Streams
 from penstock.web.uploads import Uploads
 from tests.support.api_scenes import api_on
@@ -66,6 +72,45 @@ async def test_asking_again_with_the_same_key_gives_the_same_job(quick):
         assert again.headers["idempotent-replayed"] == "true"
         other = await client.post("/jobs", json=JOB | {"source": "b.wav"}, headers=key)
         assert other.status_code == 409
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"title": "Another"},
+        {"title": None},
+        {"correlationId": "c-2"},
+        {"source": "b.wav"},
+        {"mediaType": "video"},
+    ],
+)
+async def test_a_key_stands_for_one_request_to_the_last_word(quick, other):
+    body = JOB | {"title": "An interview", "correlationId": "c-1"}
+    async with api_on(quick, work=False) as (client, _):
+        key = {"Idempotency-Key": "order 7"}
+        first = await client.post("/jobs", json=body, headers=key)
+        again = await client.post("/jobs", json=body, headers=key)
+        assert again.json()["jobId"] == first.json()["jobId"]
+        answer = await client.post("/jobs", json=body | other, headers=key)
+        assert answer.status_code == 409
+        assert "use another key" in answer.json()["detail"]
+
+
+async def test_who_changed_a_job_reads_it_changed_though_no_event_has_come_back(quick):
+    async with api_on(quick, work=False) as (client, scene):
+        where = (await client.post("/jobs", json=JOB)).headers["location"]
+        await scene.view_at(where.removeprefix("/jobs/"), JobStage.QUEUED)
+        scene.ingestion.projection._following.cancel()
+        await client.post(f"{where}/cancel")
+        assert (await client.get(where)).json()["stage"] == "Cancelled"
+        listed = (await client.get("/jobs")).json()["jobs"]
+        assert [job["stage"] for job in listed] == ["Cancelled"]
+        assert "Cancelled" in (await client.get("/")).text
+        queued = await client.get("/jobs", params={"stage": "Queued"})
+        assert queued.json()["jobs"] == []
+        await client.post(f"{where}/retry")
+        job = (await client.get(where)).json()
+        assert (job["stage"], job["run"]) == ("Queued", 2)
 
 
 async def test_jobs_are_listed_in_pages(quick):
@@ -525,6 +570,101 @@ async def test_a_wrong_request_is_a_problem_that_repeats_nothing(quick, body, st
         assert await scene.ingestion.views.count() == 0
 
 
+async def test_json_that_is_nested_too_deep_is_a_wrong_request(quick):
+    async with api_on(quick, work=False) as (client, _):
+        deep = b'{"mediaType":' + b"[" * 5000 + b"]" * 5000 + b"}"
+        answer = await client.post(
+            "/jobs", content=deep, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 400
+        assert "send JSON" in answer.json()["detail"]
+
+
+async def test_every_answer_carries_the_headers_that_protect_its_reader(quick):
+    async def breaks(*_, **__):
+        raise RuntimeError("a mistake of ours")
+
+    async with api_on(quick, work=False) as (client, scene):
+        scene.ingestion.views.list = breaks
+        wanted = {
+            ("GET", "/health"): 200,
+            ("GET", "/static/page.js"): 200,
+            ("GET", "/static/nothing"): 404,
+            ("GET", "/nothing"): 404,
+            ("DELETE", "/jobs"): 405,
+            ("OPTIONS", "/jobs"): 204,
+            ("POST", "/jobs"): 413,
+            ("GET", "/jobs"): 500,
+        }
+        for (method, path), status in wanted.items():
+            body = bytes(100_000) if status == 413 else None
+            kind = {"Content-Type": "application/json"} if body else {}
+            answer = await client.request(method, path, content=body, headers=kind)
+            assert answer.status_code == status
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_what_a_database_says_is_for_the_log_and_not_for_whoever_asks(quick, caplog):
+    async def away(*_):
+        said = Exception("unable to open database file on db.internal")
+        raise OperationalError("INSERT", None, said)
+
+    async with api_on(quick, work=False) as (client, scene):
+        scene.system.store.create = away
+        answer = await client.post("/jobs", json=JOB)
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        assert "does not work; try again later" in answer.json()["detail"]
+        assert "db.internal" not in answer.text and "db.internal" in caplog.text
+
+
+async def test_what_a_broker_lacks_is_not_what_was_asked_for(quick):
+    async with api_on(quick, work=False) as (client, scene):
+        await scene.system.pubsub.topic("job-events").delete()
+        answer = await client.get("/status")
+        assert answer.status_code != 404
+        assert "create it with" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("../outside.wav", "outside the media folder"),
+        ("/etc/passwd", "outside the media folder"),
+        ("file:///etc/passwd", "outside the media folder"),
+        ("talks/../../a.wav", "outside the media folder"),
+        ("file://elsewhere/a.wav", "names no host"),
+        ("ftp://media.example/a.wav", "https address"),
+        ("http://media.example/a.wav", "Only https"),
+        ("https://evil.example/a.wav", "list of media hosts"),
+        ("https://ada:secret@media.example/a.wav", "no user name"),
+    ],
+)
+async def test_a_source_that_no_worker_would_open_is_refused_at_the_door(
+    quick, tmp_path, source, why
+):
+    media = {"root": str(tmp_path), "hosts": ["media.example"]}
+    async with api_on(quick, work=False, media=media) as (client, scene):
+        answer = await client.post("/jobs", json=JOB | {"source": source})
+        assert answer.status_code == 400
+        assert why in answer.json()["detail"] and "secret" not in answer.text
+        assert await scene.ingestion.outbox.pending() == 0
+        for good in ("talks/one.wav", f"{tmp_path}/one.wav", "https://media.example/one.wav"):
+            answer = await client.post("/jobs", json=JOB | {"source": good})
+            assert answer.status_code == 202
+
+
+async def test_an_api_that_knows_no_media_places_refuses_only_what_is_wrong_anywhere(quick):
+    async with api_on(quick, work=False) as (client, _):
+        answers = {
+            source: (await client.post("/jobs", json=JOB | {"source": source})).status_code
+            for source in ("/srv/a.wav", "https://media.example/a.wav", "../a.wav", "ftp://x/a.wav")
+        }
+        assert list(answers.values()) == [202, 202, 400, 400]
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -569,11 +709,82 @@ async def test_the_page_shows_jobs_and_nothing_runs_that_is_not_ours(quick):
         await scene.ended(made.json()["jobId"])
         page = await client.get("/")
         assert made.json()["jobId"] in page.text
-        assert "alert(1)" not in page.text
+        assert "<script>alert(1)" not in page.text
         assert "script-src 'self'" in page.headers["content-security-policy"]
         for name, kind in (("page.js", "javascript"), ("page.css", "css")):
             file = await client.get(f"/static/{name}")
             assert file.status_code == 200 and kind in file.headers["content-type"]
+
+
+NAMED = {
+    "talks/Zoë's interview.wav": "Zoë's interview.wav",
+    "https://media.example/a%20b.mp3?signature=secret#x": "a b.mp3",
+    "https://media.example/": "media.example",
+}
+
+
+async def test_jobs_have_names_for_their_owner_and_none_in_any_message(quick):
+    async with api_on(quick, api={"tokens": TOKENS}) as (client, scene):
+        mine = as_user(1)
+        watching = asyncio.ensure_future(events_of(client, "/events", 1, mine))
+        async with asyncio.timeout(10):
+            while not scene.ingestion.projection._watchers:
+                await asyncio.sleep(0.01)
+        for source, name in NAMED.items():
+            made = await client.post("/jobs", json=JOB | {"source": source}, headers=mine)
+            assert made.json()["name"] == name
+            await scene.ended(made.json()["jobId"])
+        titled = await client.post("/jobs", json=JOB | {"title": "Ada's talk"}, headers=mine)
+        await scene.ended(titled.json()["jobId"])
+        assert (await watching)[0]["name"] == "Zoë's interview.wav"
+        listed = (await client.get("/jobs", headers=mine)).json()["jobs"]
+        assert {job["name"] for job in listed} == {"Ada's talk", *NAMED.values()}
+        assert listed[0]["info"]["codec"] == "pcm_s16le"
+        assert (await client.get("/jobs", headers=as_user(2))).json()["jobs"] == []
+        for topic in ("job-processing", "job-events"):
+            sent = [f"{r.data!r}{r.attributes}" for r in await scene.stored(topic)]
+            assert sent
+            for private in ("Zo", "interview", "a b.mp3", "Ada", "talk", "media.example"):
+                assert not any(private in one for one in sent)
+
+
+async def test_among_many_jobs_those_that_failed_are_named_with_why_and_what_to_do(quick):
+    async def some_fail(job):
+        record = await scene_.system.store.get(job.job_id)
+        return Reject("malformed") if "bad" in record.source else Done(info=INFO)
+
+    async with api_on(quick, work=False) as (client, scene):
+        scene_ = scene
+        async with scene.working(metadata=some_fail):
+            for number in range(23):
+                name = f"{'bad' if number % 5 == 4 else 'good'}-{number}.wav"
+                made = await client.post("/jobs", json=JOB | {"source": name})
+                await scene.ended(made.json()["jobId"])
+        failed = (await client.get("/jobs", params={"stage": "Failed"})).json()["jobs"]
+        assert [job["name"] for job in failed] == [f"bad-{n}.wav" for n in (19, 14, 9, 4)]
+        assert {(job["reason"], job["advice"]) for job in failed} == {
+            ("malformed", ADVICE["malformed"])
+        }
+        page = (await client.get("/")).text
+        assert "4 failed, 19 complete" in page
+        assert "<b>bad-14.wav</b>" in page
+        assert f"<strong>malformed</strong>: {ADVICE['malformed']}" in page
+
+
+def test_every_reason_of_media_has_advice():
+    assert set(get_args(Reason)) <= ADVICE.keys()
+
+
+async def test_a_row_that_another_program_took_further_hides_no_other(quick):
+    async with api_on(quick, work=False) as (client, scene):
+        made = [await client.post("/jobs", json=JOB | {"title": f"t{n}"}) for n in range(2)]
+        for one in made:
+            await scene.view_at(one.json()["jobId"], JobStage.QUEUED)
+        async with scene.system.database.transaction() as connection:
+            taken = update(jobs).where(jobs.c.job_id == made[0].json()["jobId"])
+            await connection.execute(taken.values(stage="Printed"))
+        listed = (await client.get("/jobs")).json()["jobs"]
+        assert [job.get("name") for job in listed] == ["t1", None]
 
 
 async def test_the_api_describes_itself(quick):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _ENDS = {"Failed": "red", "Cancelled": "yellow"}
 # A stream that lasted so long was a good one, though nothing may have happened in it.
 _STEADY = 5.0
+_LONGEST_NAME = 32
 _PAUSES = Backoff(initial=0.2, maximum=5.0)
 
 
@@ -48,7 +49,7 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
     failures = Failures(persistence)
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.fields[short]} {task.fields[media]:<8}"),
+        TextColumn("{task.fields[name]} {task.fields[media]:<8}", markup=False),
         BarColumn(bar_width=24),
         TextColumn("{task.description}"),
         TimeElapsedColumn(),
@@ -85,6 +86,11 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
             time.sleep(pause)
 
 
+def _name(job: dict[str, Any]) -> str:
+    name = str(job.get("name") or job["jobId"][4:16])
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
 class _Following:
     def __init__(self, wanted: set[str], progress: Progress, stages: Sequence[str]) -> None:
         self._wanted = wanted
@@ -105,10 +111,11 @@ class _Following:
             return
         if job_id not in self._bars:
             self._bars[job_id] = self._progress.add_task(
-                "", total=len(self._stages), short=job_id[4:16], media=job["mediaType"]
+                "", total=len(self._stages), name=_name(job), media=job["mediaType"]
             )
         bar, step = self._bars[job_id], self._step(stage)
-        self._progress.update(bar, completed=step, description=stage_text(job, self._stages))
+        told = stage_text(job, self._stages)
+        self._progress.update(bar, completed=step, description=told, name=_name(job))
         if self._seen.get(job_id) != stage:
             self._seen[job_id] = stage
             self.changes += 1

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from penstock.cli.jobs.following import follow, stage_text
+from penstock.cli.jobs.following import follow
 from penstock.cli.jobs.metrics import observer
 from penstock.cli.jobs.options import SettingsOptions, with_api, with_settings
 from penstock.cli.jobs.process import run_until_stopped
+from penstock.cli.jobs.showing import show_jobs
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -162,19 +162,4 @@ def cancel(client: Api, job: JobArgument) -> None:
 
 
 def _show(client: Api, found: list[dict[str, Any]]) -> None:
-    stages = client.stages()
-    table = Table(box=None, pad_edge=False)
-    for name in ("job", "media", "stage", "length", "letters", "changed"):
-        table.add_column(name, no_wrap=name in ("job", "stage"))
-    for job in found:
-        duration = job.get("duration")
-        characters = job.get("characters")
-        table.add_row(
-            job["jobId"],
-            job["mediaType"],
-            stage_text(job, stages),
-            "" if duration is None else f"{duration:.1f} s",
-            "" if characters is None else f"{characters:,}",
-            job["updatedAt"][11:19],
-        )
-    _out.print(table)
+    show_jobs(found, client.stages(), _out)

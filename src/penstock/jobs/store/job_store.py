@@ -9,16 +9,17 @@ same time are committed together: a sync to disk costs the same for one as for f
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import delete, select, update
+from sqlalchemy import Row, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.batching import GroupCommit
-from penstock.errors import AlreadyExistsError, NotFoundError
+from penstock.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from penstock.jobs.model.job import Job
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.stage import Text
@@ -104,21 +105,37 @@ class ProcessingJobStore:
             found = await self.find(connection, job_ids)
         return [found.get(job_id) for job_id in job_ids]
 
+    async def readable(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+        """Those that are there, but for such as another program took further than this one can
+        follow."""
+        if not job_ids:
+            return {}
+        found: dict[str, JobRecord] = {}
+        async with self.database.transaction(reading=True) as connection:
+            rows = await self._rows(connection, job_ids)
+        for row in rows:
+            with suppress(FailedPreconditionError):
+                found[row.job_id] = record_of(self.pipeline, row)
+        return found
+
     async def find(
         self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
     ) -> dict[str, JobRecord]:
         """Those that are there; locked, nobody else changes them before the transaction ends."""
+        found = await self._rows(connection, job_ids, lock=lock)
+        return {row.job_id: record_of(self.pipeline, row) for row in found}
+
+    async def _rows(
+        self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
+    ) -> list[Row[Any]]:
         dialect = connection.dialect.name
         ids: Any = list(set(job_ids))
         if dialect == "sqlite":
             ids = msgspec.json.encode(ids).decode()
         query = (FIND_LOCKED if lock else FIND)[dialect]
         ours = self.pipeline.job_types
-        return {
-            row.job_id: record_of(self.pipeline, row)
-            for row in await connection.execute(query, {"ids": ids})
-            if row.media_type in ours
-        }
+        found = await connection.execute(query, {"ids": ids})
+        return [row for row in found if row.media_type in ours]
 
     async def text(self, job_id: str) -> Text | None:
         async with self.database.transaction(reading=True) as connection:

@@ -210,6 +210,12 @@ class Watcher:
             self._news.append(None)
         self._wake.set()
 
+    def more(self) -> list[JobView | None]:
+        """What has come besides, for readers who take it together."""
+        news = list(self._news)
+        self._news.clear()
+        return news
+
     def end(self) -> None:
         self._ended = True
         self._among.discard(self)

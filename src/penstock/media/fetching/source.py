@@ -118,7 +118,15 @@ class MediaSource:
         self._check_url(_url(reference))
         return "web", reference
 
-    def _open_file(self, place: str) -> int:
+    def check(self, reference: str) -> None:
+        """`MediaError` when `open` refuses it, as far as can be told without looking: whether it is
+        there is not asked."""
+        kind, place = self.parse(reference)
+        if kind == "file":
+            self._check_parts(self._inside(place)[1].parts)
+
+    def _inside(self, place: str) -> tuple[Path, Path]:
+        """The root, and where in it a place is, by its name alone."""
         root = self._root
         if root is None:
             raise MediaError("forbidden", "Files are not read here: no root is set")
@@ -127,6 +135,14 @@ class MediaSource:
             relative = relative.relative_to(root)
         if relative.is_absolute() or ".." in relative.parts:
             raise MediaError("forbidden", "The file is outside the media folder")
+        return root, relative
+
+    def _check_parts(self, parts: tuple[str, ...]) -> None:
+        if parts and parts[0] in self._reserved:
+            raise MediaError("forbidden", "The file is in a folder that is not for everybody")
+
+    def _open_file(self, place: str) -> int:
+        root, relative = self._inside(place)
         try:
             real = (root / relative).resolve(strict=True)
         except FileNotFoundError:
@@ -138,8 +154,7 @@ class MediaSource:
         if not real.is_relative_to(root):
             raise MediaError("forbidden", "The file is outside the media folder")
         parts = real.relative_to(root).parts
-        if parts and parts[0] in self._reserved:
-            raise MediaError("forbidden", "The file is in a folder that is not for everybody")
+        self._check_parts(parts)
         return self._walk(root, parts)
 
     def _walk(self, root: Path, parts: tuple[str, ...]) -> int:

@@ -6,6 +6,8 @@ const state = document.getElementById("state");
 const table = document.getElementById("jobs");
 // Where jobs are, one after the other: the server says it, because a pipeline does.
 const STAGES = (table?.closest("table").dataset.stages || "").split(" ");
+// What of a job's info is shown besides its length and size, and what it is called there.
+const INFO = { codec: "codec", pages: "pages", channelId: "channel", speakerRole: "speaker" };
 const unlock = document.getElementById("unlock");
 const headers = () => {
   const token = sessionStorage.getItem("token");
@@ -24,11 +26,21 @@ function facts(job) {
     const seconds = Math.round(job.duration);
     found.push(`${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, "0")} long`);
   }
+  const info = job.info || {};
+  const size = job.size || info.size;
+  if (size) found.push(`${size.toLocaleString("en")} bytes`);
+  for (const [key, name] of Object.entries(INFO)) if (info[key]) found.push(`${name} ${info[key]}`);
   if (job.characters !== undefined) found.push(`${job.characters.toLocaleString("en")} characters`);
   if (job.language) found.push(job.language);
   for (const [name, value] of Object.entries(job.facts || {})) found.push(`${name} ${value}`);
-  if (job.reason) found.push(job.reason);
   return found.join(" · ");
+}
+
+function why(job) {
+  if (!job.reason) return [];
+  const told = cell("p");
+  told.append(cell("strong", job.reason), job.advice ? `: ${job.advice}` : "");
+  return [told];
 }
 
 function cell(tag, text, attributes) {
@@ -44,10 +56,10 @@ function row(job) {
   const look = job.stage === STAGES.at(-1) ? `${job.stage} complete` : job.stage;
   const made = cell("tr", undefined, { id: job.jobId, class: look, "data-queued": job.queuedAt });
   const cells = Array.from({ length: 5 }, () => cell("td"));
-  cells[0].append(cell("code", job.jobId.slice(4, 16), { title: job.jobId }));
+  cells[0].append(cell("b", job.name || ""), " ", cell("code", job.jobId.slice(4, 16), { title: job.jobId }));
   cells[1].textContent = job.mediaType;
   cells[2].append(cell("progress", undefined, { max: STAGES.length, value: step }), " ", cell("span", job.stage));
-  cells[3].textContent = facts(job);
+  cells[3].append(...why(job), facts(job));
   cells[4].append(cell("time", job.updatedAt.slice(11, 19), { datetime: job.updatedAt }));
   made.append(...cells);
   return made;
@@ -60,6 +72,18 @@ function show(job) {
   else table.prepend(made);
   while (table.rows.length > SHOWN) table.deleteRow(-1);
   document.getElementById("none").hidden = table.rows.length > 0;
+  count();
+}
+
+function count() {
+  const of = (look) => table.getElementsByClassName(look).length;
+  const [failed, cancelled, complete] = [of("Failed"), of("Cancelled"), of("complete")];
+  const under = table.rows.length - failed - cancelled - complete;
+  const parts = { failed, cancelled, "under way": under, complete };
+  document.getElementById("counts").textContent = Object.entries(parts)
+    .filter(([, number]) => number)
+    .map(([name, number]) => `${number} ${name}`)
+    .join(", ");
 }
 
 async function everything() {

@@ -1,0 +1,63 @@
+"""Which sources of jobs are refused at the door, before there is a job that could only fail."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import PurePath
+
+from penstock.errors import InvalidArgumentError
+from penstock.jobs.model.job import Job
+from penstock.jobs.model.names import MediaType
+from penstock.jobs.pipeline.declaration import Pipeline
+from penstock.jobs.pipeline.media import AudioJob, DocumentJob, VideoJob
+from penstock.jobs.settings import UPLOAD, UPLOADS, MediaSettings
+from penstock.media.errors import MediaError
+from penstock.media.fetching.source import MediaSource
+
+_OF_MEDIA = (AudioJob, VideoJob, DocumentJob)
+
+
+class References:
+    """Says by its looks whether a worker could open a reference. Whether something is there is not
+    asked: it may come, and the folder may be another machine's."""
+
+    def __init__(self, settings: MediaSettings, pipeline: Pipeline) -> None:
+        self._kinds = pipeline.job_types
+        # An API that was told nothing about media knows neither folder nor hosts of its workers.
+        self._knows_places = settings.root is not None or bool(settings.hosts)
+        self._media = MediaSource(
+            settings.root,
+            frozenset(settings.hosts),
+            allow_http=settings.allow_http,
+            reserved=frozenset({UPLOADS}),
+        )
+
+    def check(self, media_type: MediaType, source: str) -> str:
+        """The source as it is, or `InvalidArgumentError`."""
+        plain("source", source)
+        named = source.strip().lower().startswith(UPLOAD)
+        if named or source.lstrip("./").startswith(f"{UPLOADS}/"):
+            raise InvalidArgumentError("Uploads are named by their uploadId")
+        if issubclass(self._kinds.get(media_type, Job), _OF_MEDIA):
+            self._check_media(source)
+        return source
+
+    def _check_media(self, source: str) -> None:
+        try:
+            self._media.check(source)
+        except MediaError as error:
+            leaves = ".." in PurePath(source).parts
+            if error.reason == "forbidden" and not (self._knows_places or leaves):
+                return
+            why = "The file is outside the media folder" if leaves else error.message
+            raise InvalidArgumentError(
+                f"That source would be refused by the workers: {why}; give a path in the media "
+                "folder or an https address of a media host, or upload the file"
+            ) from None
+
+
+def plain(name: str, text: str | None) -> str | None:
+    """Control characters belong into no name, and not every database takes them."""
+    if text is not None and any(unicodedata.category(c) == "Cc" for c in text):
+        raise InvalidArgumentError(f"{name} has control characters; send it without them")
+    return text

@@ -1,0 +1,51 @@
+"""The terminal says which jobs failed, why, and what to do."""
+
+from io import StringIO
+
+from rich.console import Console
+
+from penstock.cli.jobs.following import _name
+from penstock.cli.jobs.showing import about, show_jobs
+
+STAGES = ["Queued", "MetadataReady", "TranscriptComplete"]
+
+
+def job(number, stage="TranscriptComplete", **more):
+    return {
+        "jobId": f"job_{number:032x}",
+        "mediaType": "audio",
+        "stage": stage,
+        "updatedAt": "2026-03-01T12:30:15Z",
+        **more,
+    }
+
+
+def shown(*jobs):
+    out = Console(file=StringIO(), width=200)
+    show_jobs(jobs, STAGES, out)
+    return out.file.getvalue()
+
+
+def test_failed_jobs_are_named_with_why_and_what_to_do():
+    bad = job(1, "Failed", name="bad [red].wav", reason="malformed", advice="send it again")
+    text = shown(bad, job(2, name="good.wav"), job(3, name="fine.wav"))
+    assert "bad [red].wav" in text and "Failed malformed" in text
+    assert "3 jobs: 2 TranscriptComplete, 1 Failed" in text
+    assert "bad [red].wav: send it again" in text
+
+
+def test_an_api_that_tells_no_names_is_shown_by_ids():
+    text = shown(job(1, "Failed", advice="send it again"))
+    assert f"{job(1)['jobId']}: send it again" in text
+
+
+def test_what_is_known_of_the_media_is_told():
+    info = {"size": 1000, "codec": "mp3", "pages": 3, "channelId": "UC1", "speakerRole": "host"}
+    told = about(job(1, duration=2.5, characters=1234, info=info))
+    assert told == "2.5 s, 1,000 bytes, mp3, 3 pages, UC1, host, 1,234 letters"
+
+
+def test_a_bar_is_called_by_the_name_of_its_job():
+    assert _name(job(1, name="a.wav")) == "a.wav"
+    assert _name(job(1)) == "0" * 12
+    assert _name(job(1, name="x" * 99)) == "x" * 31 + "…"
