@@ -69,7 +69,7 @@ class MediaTools:
             reference = record.source
             if reference.startswith(UPLOAD):
                 source = self.uploads
-                await asyncio.to_thread(source.check, UPLOADS)
+                await asyncio.to_thread(source.check_ready, UPLOADS)
                 reference = f"{UPLOADS}/{reference.removeprefix(UPLOAD)}"
         async with source.open(reference) as path:
             yield reference, path
@@ -79,7 +79,7 @@ class MediaTools:
         if stage not in ("metadata", "transcription"):
             return
         if self.youtube is None or not self.source.is_closed:
-            await asyncio.to_thread(self.source.check)
+            await asyncio.to_thread(self.source.check_ready)
         await run_guarded(check_decoder)
         if stage == "transcription":
             await asyncio.to_thread(self.transcriber.check)

@@ -99,16 +99,6 @@ class Processing:
         self._is_right_database = False
         self._complained: dict[tuple[str, str], float] = {}
 
-    async def one(self, message: Incoming) -> None:
-        """Deal with a message: when this returns it may be forgotten.
-
-        When it raises, because the database is in trouble for instance, the message must come
-        again; that costs the job no attempt.
-        """
-        job = await self.read(message)
-        if job is not None:
-            await self.attempt(message, job, await self._store.begin(job))
-
     async def read(self, message: Incoming) -> Job | None:
         """The job in a message; None when there is none, and that has been dealt with."""
         try:
@@ -118,7 +108,9 @@ class Processing:
             return None
 
     async def attempt(self, message: Incoming, job: Job, record: JobRecord | None) -> None:
-        """`record` is what `store.begin` answered."""
+        """`record` is what `store.begin` answered. When this returns the message may be forgotten.
+        When it raises, because the database is in trouble for instance, it must come again; that
+        costs the job no attempt."""
         ended = await self.work(message, job, record)
         if ended is not None:
             await self.keep(ended)

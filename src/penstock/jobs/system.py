@@ -11,12 +11,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.client import PubSub
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.jobs.messaging.client import PubSubClient
+from penstock.jobs.messaging.work_room import WorkRoom
 from penstock.jobs.messaging.worker import StageWorker
 from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.service import JobService
@@ -58,6 +59,7 @@ class JobSystem:
     store: ProcessingJobStore
     client: PubSubClient
     relay: Relay
+    room: WorkRoom = field(default_factory=WorkRoom)
 
     @asynccontextmanager
     async def ingesting(self) -> AsyncIterator[Ingestion]:
@@ -90,7 +92,7 @@ class JobSystem:
             )
         stage = replace(stage, event=stage.event or declared.event)
         settings = self.settings.stages.of(declared)
-        return StageWorker(stage, settings, self.client, self.store)
+        return StageWorker(stage, settings, self.client, self.store, self.room)
 
     @asynccontextmanager
     async def working(self, *names: str) -> AsyncIterator[None]:

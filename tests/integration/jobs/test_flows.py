@@ -399,7 +399,7 @@ async def test_a_job_that_killed_its_worker_each_time_fails_without_another_try(
 
 async def test_trouble_with_the_database_fails_no_job(quick, monkeypatch):
     async with jobs_on(quick, stages=impatient(max_attempts=2)) as scene:
-        begin, troubles = scene.system.store.begin, []
+        begin, troubles = scene.system.store.begin_unless_suspect, []
 
         async def begins(job):
             if len(troubles) < 10:
@@ -407,7 +407,7 @@ async def test_trouble_with_the_database_fails_no_job(quick, monkeypatch):
                 raise UnavailableError("gone")
             return await begin(job)
 
-        monkeypatch.setattr(scene.system.store, "begin", begins)
+        monkeypatch.setattr(scene.system.store, "begin_unless_suspect", begins)
         async with scene.working():
             record = await scene.submit()
             assert (await scene.ended(record.job.job_id)).stage is COMPLETE

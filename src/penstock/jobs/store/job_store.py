@@ -277,11 +277,17 @@ class ProcessingJobStore:
     async def begin(self, job: Job) -> JobRecord | None:
         """Count an attempt at a job if it is due, before it is made; it ends with a step, with
         `try_again` or with `interrupt`, and is `trying` until then. Returns what is kept of it."""
+        kept, _ = await self._begin([job], suspects_too=True)
+        return kept.get(job.job_id)
+
+    async def begin_unless_suspect(self, job: Job) -> tuple[JobRecord | None, bool]:
+        """`begin`, unless the job's last attempt never ended, which the second answer says: then
+        nothing was counted."""
         return await self._begins.do(job)
 
-    async def _begin_each(self, wanted: Sequence[Job]) -> Sequence[JobRecord | None]:
-        kept, _ = await self._begin(wanted, suspects_too=True)
-        return [kept.get(job.job_id) for job in wanted]
+    async def _begin_each(self, wanted: Sequence[Job]) -> Sequence[tuple[JobRecord | None, bool]]:
+        kept, suspects = await self._begin(wanted, suspects_too=False)
+        return [(kept.get(job.job_id), job.job_id in suspects) for job in wanted]
 
     async def begin_together(
         self, wanted: Sequence[Job]

@@ -70,7 +70,7 @@ class MediaSource:
         """Neither files nor the web may be read."""
         return self._root is None and not self._hosts
 
-    def check(self, folder: str = "") -> None:
+    def check_ready(self, folder: str = "") -> None:
         """`MediaError` of the reason `configuration` when nothing can come from here: nothing is
         allowed, or the root, or a folder in it, is none that this process can read."""
         if self.is_closed:
@@ -147,7 +147,7 @@ class MediaSource:
             real = (root / relative).resolve(strict=True)
         except FileNotFoundError:
             # Of a folder that is gone no file can be missing.
-            self.check()
+            self.check_ready()
             raise MediaError("not_found", "There is no such file in the media folder") from None
         except (OSError, RuntimeError, ValueError):
             raise MediaError("forbidden", "The file cannot be reached") from None
