@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _ENDS = {"Failed": "red", "Cancelled": "yellow"}
 # A stream that lasted so long was a good one, though nothing may have happened in it.
 _STEADY = 5.0
+_WIDEST_NAME = 32
 _PAUSES = Backoff(initial=0.2, maximum=5.0)
 
 
@@ -29,8 +30,14 @@ def stage_text(job: dict[str, Any], stages: Sequence[str]) -> str:
     return f"[{colour}]{stage}[/]{reason}"
 
 
-def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool:
-    """Until every wanted job has ended; True when all of them completed.
+def follow(
+    client: Api,
+    wanted: Collection[str],
+    out: Console,
+    patience: float,
+    names: Mapping[str, str] | None = None,
+) -> Following:
+    """Until every wanted job has ended. `names`: what to call jobs, by their ids.
 
     A stream that breaks is taken up again. `UnavailableError` once that has led nowhere for
     `patience` seconds, or at once when the API was never reached.
@@ -39,13 +46,13 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
     failures = Failures(persistence)
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.fields[short]} {task.fields[media]:<8}"),
+        TextColumn("{task.fields[name]} {task.fields[media]:<8}", markup=False),
         BarColumn(bar_width=24),
         TextColumn("{task.description}"),
         TimeElapsedColumn(),
         console=out,
     ) as progress:
-        following = _Following(wanted, progress, client.stages())
+        following = Following(wanted, progress, client.stages(), names or {})
         while True:
             began, changes = time.monotonic(), following.changes
             failure = UnavailableError(
@@ -61,8 +68,8 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
                     else:
                         for job_id in wanted:
                             following.show(client.job(job_id))
-                    if wanted and wanted <= following.ended.keys():
-                        return following.all_complete
+                    if wanted and all(job_id in following.ended for job_id in wanted):
+                        return following
             except UnavailableError as error:
                 failure = error
                 if not client.reached:
@@ -76,15 +83,31 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
             time.sleep(pause)
 
 
-class _Following:
-    def __init__(self, wanted: set[str], progress: Progress, stages: Sequence[str]) -> None:
+class Following:
+    """`jobs`: what was last heard of each."""
+
+    def __init__(
+        self,
+        wanted: Collection[str],
+        progress: Progress,
+        stages: Sequence[str],
+        names: Mapping[str, str],
+    ) -> None:
         self._wanted = wanted
         self._progress = progress
         self._stages = stages
+        self._names = names
+        self._width = min(max(map(len, names.values()), default=0), _WIDEST_NAME)
+        self.jobs: dict[str, dict[str, Any]] = {}
         self._bars: dict[str, TaskID] = {}
         self._seen: dict[str, str] = {}
         self.changes = 0
         self.ended: dict[str, str] = {}
+
+    @property
+    def last_stage(self) -> str:
+        """Where a job is when it is complete."""
+        return self._stages[-1]
 
     @property
     def all_complete(self) -> bool:
@@ -96,8 +119,9 @@ class _Following:
             return
         if job_id not in self._bars:
             self._bars[job_id] = self._progress.add_task(
-                "", total=len(self._stages), short=job_id[4:16], media=job["mediaType"]
+                "", total=len(self._stages), name=self._name(job_id), media=job["mediaType"]
             )
+        self.jobs[job_id] = job
         bar, step = self._bars[job_id], self._step(stage)
         self._progress.update(bar, completed=step, description=stage_text(job, self._stages))
         if self._seen.get(job_id) != stage:
@@ -108,6 +132,12 @@ class _Following:
             self._progress.stop_task(bar)
         else:
             self.ended.pop(job_id, None)
+
+    def _name(self, job_id: str) -> str:
+        name = self._names.get(job_id, job_id[4:16])
+        if len(name) > _WIDEST_NAME:  # Both ends tell: the beginning is the name, the end the kind.
+            name = f"{name[: _WIDEST_NAME - 11]}…{name[-10:]}"
+        return f"{name:<{self._width}}"
 
     def _step(self, stage: str) -> int:
         if stage in _ENDS:
