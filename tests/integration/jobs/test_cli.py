@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from penstock.cli.exit_codes import NOT_THERE, UNAVAILABLE, WRONG_USE
+from penstock.cli.exit_codes import NOT_ALL, NOT_THERE, UNAVAILABLE, WRONG_USE
 from penstock.cli.jobs.asking import kind_of
 from penstock.jobs import MediaType
 from tests.support.processes import PENSTOCK, command, command_here, settings
@@ -103,6 +103,44 @@ def test_a_job_that_fails_ends_with_one_and_its_reason(api, tmp_path):
     code, said = penstock("jobs", "submit", "--wait", str(tmp_path / "empty.wav"), api=api)
     assert code == 1
     assert "Failed" in said
+
+
+def test_a_bad_one_among_several_is_named_and_the_others_are_sent(api, tmp_path):
+    good, odd = tmp_path / "good [1].txt", tmp_path / "picture.xyz"
+    for file in (good, odd):
+        file.write_text("hello")
+    words = ("jobs", "submit", "nowhere.mp3", str(good), str(odd), str(SAMPLES / "note.md"))
+    ended = command_here(*words, PENSTOCK_API_URL=api)
+    assert ended.code == NOT_ALL
+    ids = re.findall(r"^(job_[0-9a-f]{32})  (.*)$", ended.out, re.M)
+    assert [name for _, name in ids] == ["good [1].txt", "note.md"]
+    first, second = ended.err.splitlines()
+    assert first.startswith("penstock: nowhere.mp3 was not sent: There is no file")
+    assert "picture.xyz was not sent" in second and "flac" in second
+    lines = command_here(*words, "--json", PENSTOCK_API_URL=api).out.splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [one["media"] for one in told] == list(words[2:])
+    assert ["jobId" in one for one in told] == [False, True, False, True]
+
+
+def test_which_did_not_complete_and_what_to_do_is_said_at_the_end(api, tmp_path):
+    (tmp_path / "broken.wav").write_bytes(b"not sound")
+    (tmp_path / "good.txt").write_text("hello")
+    words = ("jobs", "submit", "--wait", str(tmp_path / "good.txt"), str(tmp_path / "broken.wav"))
+    ended = command_here(*words, "nowhere.mp3", PENSTOCK_API_URL=api)
+    assert ended.code == NOT_ALL
+    _, _, summary = ended.out.partition("2 of 3 did not complete:")
+    assert re.search(r"broken\.wav  job_\w+\n    Failed, \w+: .* Convert it", summary)
+    assert re.search(r"nowhere\.mp3 *\n    not sent: There is no file", summary)
+    assert "good.txt" not in summary
+    ended = command_here(*words, "--json", PENSTOCK_API_URL=api)
+    good, broken = [json.loads(line) for line in ended.out.splitlines()]
+    assert good["stage"] == "TranscriptComplete" and broken["stage"] == "Failed"
+    assert "Convert it" in broken["meaning"]
+    shown = command_here("jobs", "status", broken["jobId"], PENSTOCK_API_URL=api).out
+    assert "It failed: " in shown
+    [job] = command_here("jobs", "status", broken["jobId"], "--json", PENSTOCK_API_URL=api)[1:2]
+    assert json.loads(job)["reason"] == broken["reason"]
 
 
 def test_the_same_key_gives_the_same_job(api, tmp_path):
