@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import time
+from html import escape
 from pathlib import Path
 
 import pytest

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock import Draft, PubSub
 from penstock.errors import InvalidArgumentError
@@ -45,6 +46,10 @@ def options(tmp_path, **more):
     )
 
 
+def told(metric, **labels):
+    return REGISTRY.get_sample_value(f"penstock_pipeline_{metric}", labels)
+
+
 @contextmanager
 def running(pipeline):
     failures = []
@@ -79,10 +84,16 @@ def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tm
         strangers=[stranger],
     )
     pipeline = SparkPipeline(spark, settings, options(tmp_path))
+    queries = ("metadata", "transcription", "projection")
     with running(pipeline):
         wait_for(all_ended(settings, jobs))
         wait_for(lambda: all(v and MEDIA.is_end(v.stage) for v in views(settings, jobs)))
         wait_for(lambda: len(stored(settings, "job-processing-dead")) == 3)
+        wait_for(lambda: all(told("behind", query=name) == 0 for name in queries))
+    assert [told("behind_seconds", query=name) for name in queries] == [0, 0, 0]
+    assert told("messages_total", query="projection") >= 9 * 3 + 3 * 2
+    assert told("phase_seconds_total", query="projection", phase="addBatch") > 0
+    assert told("repeated_total", query="projection") == 0
     found = records(settings, jobs)
     assert [r.job.stage for r in found[:8]] == [JobStage.TRANSCRIPT_COMPLETE] * 8
     assert [(r.job.stage.value, r.reason, r.attempts) for r in found[8:]] == [
@@ -191,7 +202,9 @@ def test_a_checkpoint_lost_repeats_no_work_and_says_nothing_twice(spark, setting
     before = len(stored(settings, "job-events"))
     history = str(tmp_path / "history")
     again = PipelineOptions(checkpoints=str(tmp_path / "other"), history=history, pipeline=PIPELINE)
+    repeated = told("repeated_total", query="projection") or 0
     SparkPipeline(spark, settings, again).backfill()
+    assert told("repeated_total", query="projection") == repeated + before
     assert len(stored(settings, "job-events")) == before
     assert read_history(spark, history).count() == before
     assert [len(CALLS.of(tmp_path, job_id)) for job_id in jobs] == [2] * 4

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.spark")
 
 _RESTARTING = Persistence(backoff=Backoff(initial=0.5, maximum=30.0), attempts=21, worth_it=always)
+# Seconds between two looks at what a query says of its batches.
+_REPORTING = 0.5
 # What Spark says when its own state is damaged: every batch fails from then on.
 _BROKEN = ("Task not serializable", "SparkContext was shut down", "stopped SparkContext")
 # What it says when a Python process of its own was too slow to start, or died.
@@ -37,7 +39,7 @@ class KeptQuery:
         self._start = start
         self._failures = Failures(_RESTARTING)
         self._query: StreamingQuery | None = None
-        self._not_before = 0.0
+        self._not_before = self._next_report = 0.0
         self._begin()
 
     @property
@@ -49,24 +51,29 @@ class KeptQuery:
         return not str(query.status["message"]).startswith("Waiting")
 
     def look(self) -> None:
-        query = self._query
-        if query is not None and query.isActive:
+        query, now = self._query, time.monotonic()
+        if query is None:
+            if now >= self._not_before:
+                self._begin()
+            return
+        is_active = query.isActive
+        if now >= self._next_report or not is_active:
+            self._next_report = now + _REPORTING
             if report(self._name, query):
                 self._failures.clear()
-        elif query is not None:
+        if not is_active:
             self._query = None
             self._failed(query.exception() or UnavailableError(f"Query {self._name} ended"))
-        elif time.monotonic() >= self._not_before:
-            self._begin()
 
     def end(self, drain: float) -> None:
-        """Stopping a query ends its tasks; so wait for a moment between two batches."""
+        """Stopping a query ends its tasks; so wait for a moment between two batches. One that is
+        busy has none: then a batch that has only just begun is ended."""
         query = self._query
         if query is None:
             return
-        until = time.monotonic() + drain
+        until, batch = time.monotonic() + drain, _batch(query)
         while query.isActive and time.monotonic() < until:
-            if not query.status["isTriggerActive"]:
+            if not query.status["isTriggerActive"] or _batch(query) != batch:
                 break
             time.sleep(0.01)
         report(self._name, query)
@@ -97,3 +104,9 @@ class KeptQuery:
         _log.error(
             "Query %s failed and starts again in %.1f s: %s", self._name, pause, reason_of(error)
         )
+
+
+def _batch(query: StreamingQuery) -> int:
+    """The last that has ended."""
+    last = query.lastProgress
+    return -1 if last is None else int(last["batchId"])
