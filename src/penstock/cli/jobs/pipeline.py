@@ -198,6 +198,7 @@ class _Spark:
 
 def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: Part | None) -> None:
     from penstock.spark import session
+    from penstock.spark.jobs.jvm import driver_config
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
     from penstock.spark.jobs.places import check_reach
     from penstock.spark.session.starting import add_modules, master_of
@@ -209,6 +210,7 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: P
     queries = queries_of(settings, chosen)
     if how.remote is None:
         check_reach(settings, master_of(how.master))
+        config = driver_config() | config
     typer.echo("Starting Spark…")
     spark = session(
         "penstock pipeline", how.master, remote=how.remote, config=config, log_level="ERROR"
