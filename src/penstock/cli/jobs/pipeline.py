@@ -213,6 +213,7 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: P
     from pyspark.errors import PySparkException
 
     from penstock.spark import session
+    from penstock.spark.jobs.jvm import driver_config
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
     from penstock.spark.jobs.places import check_reach
     from penstock.spark.reasons import reason_of
@@ -225,6 +226,7 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: P
     queries = queries_of(settings, chosen)
     if how.remote is None:
         check_reach(settings, master_of(how.master))
+        config = driver_config() | config
     typer.echo("Starting Spark…")
     spark = session(
         "penstock pipeline", how.master, remote=how.remote, config=config, log_level="ERROR"
