@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,7 @@ from penstock.cli.jobs.following import follow, stage_text
 from penstock.cli.jobs.metrics import observer
 from penstock.cli.jobs.options import SettingsOptions, with_api, with_settings
 from penstock.cli.jobs.process import run_until_stopped
+from penstock.cli.jobs.showing import say_used, used
 
 if TYPE_CHECKING:
     from penstock.cli.jobs.api import Api
@@ -42,6 +44,7 @@ def serve(
 ) -> None:
     """Serve the ingestion API and its page until interrupted."""
     settings = options.load(api={"host": host, "port": port})
+    say_used(settings)
     run_until_stopped(lambda stop: _serve(settings, workers, stop))
 
 
@@ -61,6 +64,18 @@ async def _serve(settings: JobSettings, workers: bool, stop: asyncio.Event) -> N
 
 def _announce(address: str) -> None:
     _out.print(f"Serving on {address} (page), {address}/docs (API). Ctrl-C stops.")
+
+
+@jobs.command(name="settings")
+@with_settings
+def show_settings(options: SettingsOptions, json: AsJson = False) -> None:
+    """Show the settings that commands would use here, and which are not defaults; no secrets."""
+    told = used(options.read())
+    if json:
+        print_json({name: value for name, (value, _) in told.items()})
+        return
+    for name, (value, default) in told.items():
+        typer.echo(f"{name} = {msgspec.json.encode(value).decode()}{'' if default else '  # set'}")
 
 
 @jobs.command()

@@ -19,6 +19,7 @@ from penstock.cli.jobs.options import (
     with_settings,
 )
 from penstock.cli.jobs.process import log_to_terminal
+from penstock.cli.jobs.showing import say_used
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -209,6 +210,7 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: P
     queries = queries_of(settings, chosen)
     if how.remote is None:
         check_reach(settings, master_of(how.master))
+    say_used(settings)
     typer.echo("Starting Spark…")
     spark = session(
         "penstock pipeline", how.master, remote=how.remote, config=config, log_level="ERROR"
