@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from penstock.cli.jobs.metrics import observer
 from penstock.cli.jobs.options import SettingsOptions, with_api, with_settings
 from penstock.cli.jobs.process import run_until_stopped
 from penstock.cli.jobs.showing import show_jobs
+from penstock.cli.jobs.used_settings import say_used, used
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def serve(
     settings = options.load(api={"host": host, "port": port})
     if settings.media.root is not None:
         _make_folder(Path(settings.media.root))
+    say_used(settings)
     run_until_stopped(lambda stop: _serve(settings, workers, stop))
 
 
@@ -75,6 +78,18 @@ async def _serve(settings: JobSettings, workers: bool, stop: asyncio.Event) -> N
 
 def _announce(address: str) -> None:
     _out.print(f"Serving on {address} (page), {address}/docs (API). Ctrl-C stops.")
+
+
+@jobs.command(name="settings")
+@with_settings
+def show_settings(options: SettingsOptions, json: AsJson = False) -> None:
+    """Show the settings that commands would use here, and which are not defaults; no secrets."""
+    told = used(options.read())
+    if json:
+        print_json({name: value for name, (value, _) in told.items()})
+        return
+    for name, (value, default) in told.items():
+        typer.echo(f"{name} = {msgspec.json.encode(value).decode()}{'' if default else '  # set'}")
 
 
 @jobs.command()

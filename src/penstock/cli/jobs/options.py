@@ -36,13 +36,17 @@ class SettingsOptions:
     given: dict[str, Any]
 
     def load(self, **own: Any) -> JobSettings:
-        """The settings, with what the command has to say itself."""
+        """The settings, with what the command has to say itself, for processes that share them."""
+        settings = self.read(**own)
+        check_shared(settings.url)
+        return settings
+
+    def read(self, **own: Any) -> JobSettings:
+        """The settings, whatever they say."""
         from penstock.jobs.settings import load_settings
 
         pipeline = pipeline_here(self.pipeline)
-        settings = load_settings(self.config, pipeline=pipeline, **self.given, **own)
-        check_shared(settings.url)
-        return settings
+        return load_settings(self.config, pipeline=pipeline, **self.given, **own)
 
 
 def _settings_options(

@@ -20,6 +20,7 @@ from penstock.cli.jobs.options import (
 )
 from penstock.cli.jobs.process import log_to_terminal
 from penstock.cli.jobs.shipping import manifests, ship
+from penstock.cli.jobs.used_settings import say_used
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: P
     if how.remote is None:
         check_reach(settings, master_of(how.master))
         config = driver_config() | config
+    say_used(settings)
     typer.echo("Starting Spark…")
     spark = session(
         "penstock pipeline", how.master, remote=how.remote, config=config, log_level="ERROR"

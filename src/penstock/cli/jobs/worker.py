@@ -11,6 +11,7 @@ import typer
 from penstock.cli.jobs.metrics import observer, serving_metrics
 from penstock.cli.jobs.options import MetricsPort, SettingsOptions, with_settings
 from penstock.cli.jobs.process import run_until_stopped
+from penstock.cli.jobs.used_settings import say_used
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
@@ -32,6 +33,7 @@ def worker(
     """Run one stage of the jobs until interrupted."""
     settings = options.load(stages={stage: {"concurrency": concurrency}} if concurrency else {})
     settings.pipeline.stage(stage)
+    say_used(settings)
     run_until_stopped(lambda stop: _run(stage, settings, metrics_port, stop))
 
 
