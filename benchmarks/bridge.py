@@ -22,7 +22,7 @@ from penstock.message import Settlement, Verb
 from penstock.transactional import Database, Outbox, Relay
 from penstock.transactional.table import table as rows
 
-SENT = int(os.environ.get("PENSTOCK_SENT_ROWS", "1000000"))
+SENT = int(os.environ.get("BENCH_SENT_ROWS", "1000000"))
 REPEATS = 3
 BATCH = 500
 _PAYLOAD = {"id": 1, "text": "x" * 1000}

@@ -96,9 +96,10 @@ def _settings(folder: Path) -> JobSettings:
 def _spark(master: str, settings: JobSettings, folder: Path) -> Iterator[None]:
     """The pipeline, running in a thread."""
     from penstock.spark import session
+    from penstock.spark.jobs.jvm import driver_config
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline
 
-    spark = session("bench", master, log_level="ERROR")
+    spark = session("bench", master, config=driver_config(), log_level="ERROR")
     options = PipelineOptions(
         checkpoints=str(folder / "checkpoints"),
         pipeline=_REFERENCE,

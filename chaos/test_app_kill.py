@@ -15,7 +15,7 @@ from tests.support.servers import NatsServer
 from penstock import PubSub
 
 ORDERS = 4000
-SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "60"))
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "60"))
 
 APP = """
 import asyncio, os, random, sys
@@ -81,7 +81,7 @@ async def invoices(url):
 
 @pytest.mark.timeout(600)
 def test_every_order_has_one_invoice_however_often_processes_are_killed(tmp_path):
-    chances = random.Random(os.environ.get("PENSTOCK_CHAOS_SEED", "7"))
+    chances = random.Random(os.environ.get("CHAOS_SEED", "7"))
     (tmp_path / "shop.py").write_text(APP)
     with NatsServer(tmp_path / "nats") as server:
         words = ("run", "shop:app", "--url", server.url, "--workers", "2")

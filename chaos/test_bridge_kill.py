@@ -32,7 +32,7 @@ from chaos.bridge import (
 from penstock.transactional import Database
 
 # How often each process is killed at each of its steps.
-KILLS = int(os.environ.get("PENSTOCK_KILLS", "100"))
+KILLS = int(os.environ.get("CHAOS_KILLS", "100"))
 pytestmark = pytest.mark.timeout(3600)
 
 

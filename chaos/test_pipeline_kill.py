@@ -1,11 +1,6 @@
 """The pipeline of the jobs, killed with its JVM."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from tests.support.spark_handlers import CALLS
@@ -17,12 +12,13 @@ from tests.support.spark_jobs import (
     stored,
     submit,
     views,
-    wait_for,
 )
 
+from chaos.drivers import Driver
 from penstock.jobs import MEDIA, JobStage
 
-ROOT = Path(__file__).parents[1]
+# Who hangs is found out by what it does, not by the clock.
+pytestmark = pytest.mark.timeout(3600)
 
 
 @pytest.fixture
@@ -34,35 +30,22 @@ def settings(tmp_path):
 def test_a_driver_killed_in_the_middle_of_a_batch_loses_and_doubles_nothing(settings, tmp_path):
     CALLS.prepare(tmp_path)
     jobs = submit(settings, *(["slowish.wav"] * 6))
-    command = [
-        *(sys.executable, "-c", "from penstock.cli.main import main; main()", "pipeline"),
-        *("run", "--master", "local[2]", "--url", settings.url),
-        *("--database", settings.database, "--checkpoints", str(tmp_path / "checkpoints")),
+    driver = Driver(
+        tmp_path,
+        *("--master", "local[2]", "--url", settings.url, "--database", settings.database),
         *("--pipeline", PIPELINE, "--trigger", "0.1"),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    # Shown by nobody while all is well; kept with the folder of a trial that fails.
-    log = (tmp_path / "drivers.log").open("ab")
-
-    def start():
-        return subprocess.Popen(
-            command, start_new_session=True, stdout=log, stderr=log, env=environment
-        )
-
-    first = start()
+    )
+    driver.start()
     try:
-        wait_for(lambda: any(CALLS.of(tmp_path, job_id) for job_id in jobs))
+        driver.wait_until(lambda: any(CALLS.of(tmp_path, job_id) for job_id in jobs), every=0.1)
+        driver.kill()
+        driver.start()
+        driver.wait_until(all_ended(settings, jobs))
+        driver.wait_until(lambda: all(v and MEDIA.is_end(v.stage) for v in views(settings, jobs)))
+        assert driver.stop() == 0, driver.said()
     finally:
-        os.killpg(first.pid, signal.SIGKILL)
-        first.wait()
-    second = start()
-    try:
-        wait_for(all_ended(settings, jobs))
-        wait_for(lambda: all(v and MEDIA.is_end(v.stage) for v in views(settings, jobs)))
-    finally:
-        second.terminate()
-        assert second.wait(60) == 0
+        driver.kill()
+    assert driver.ended == 0, driver.said()
     assert {r.job.stage for r in records(settings, jobs)} == {JobStage.TRANSCRIPT_COMPLETE}
     events = Counter(record.message_id for record in stored(settings, "job-events"))
     assert len(events) == 18 and set(events.values()) == {1}

@@ -243,8 +243,9 @@ def _extra(name: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        missing = (error.name or str(error)).partition(".")[0]
         raise FailedPreconditionError(
-            f"This broker needs more packages ({error}): pip install 'penstock[{name}]'"
+            f"This broker needs {missing}, which is not installed: pip install 'penstock[{name}]'"
         ) from error
 
 

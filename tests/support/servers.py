@@ -100,8 +100,8 @@ class NatsCluster:
     """Three servers, or more, that know each other, on loopback. Use it with `with`."""
 
     def __init__(self, folder: Path, size: int = 3) -> None:
-        routes = [_free_port() for _ in range(size)]
-        self._monitors = [_free_port() for _ in range(size)]
+        routes = [free_port() for _ in range(size)]
+        self._monitors = [free_port() for _ in range(size)]
         known = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
         self.servers = [
             NatsServer(
@@ -303,7 +303,7 @@ class PostgresServer:
     def start(self) -> None:
         """Start, on the same port as before if there was one."""
         for _ in range(5):
-            port = self.port or _free_port()
+            port = self.port or free_port()
             if self._started_on(port):
                 self.port = port
                 return
@@ -381,7 +381,7 @@ def _unprivileged() -> list[str]:
     return ["setpriv", *user, "--pdeathsig=INT"]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

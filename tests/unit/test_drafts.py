@@ -3,6 +3,7 @@ import pytest
 from penstock import Draft
 from penstock.config import DeadLetterPolicy, SubscriptionConfig, TopicConfig, check_name
 from penstock.errors import InvalidArgumentError
+from penstock.message import Record
 
 
 def test_every_kind_of_bytes_is_taken_and_copied():
@@ -24,6 +25,26 @@ def test_drafts_do_not_share_their_attributes():
 
 def test_payloads_do_not_show_in_a_repr():
     assert "secret" not in repr(Draft.of(b"secret", {"k": "secret"}))
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"a": "goog"},
+        {"goo": "gle"},
+        {"googclient_schemaname": "x"},
+        {"a": "x" * 1024, "b" * 256: "x" * 1024},
+        {"ä": "ö"},
+        {"a": ""},
+    ],
+)
+def test_attributes_are_judged_each_by_itself_and_taken_as_they_are(attributes):
+    assert Draft.of(b"", attributes).attributes == attributes
+
+
+def test_the_size_of_a_record_is_the_bytes_of_its_data_and_attributes():
+    record = Record(1, "id", b"12", {"ä": "xyz", "b": ""}, None, "topic", 0)
+    assert record.size == 2 + 2 + 3 + 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,12 @@ import pytest
 from penstock import DeadLetterPolicy, PubSub, RetryPolicy, ServerName
 from penstock.brokers.memory import MemoryBroker
 from penstock.config import SubscriptionConfig, SubscriptionName, TopicConfig
-from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+)
 from penstock.message import AckResponse
 from penstock.testing import VirtualClock
 from penstock.testing.waiting import eventually
@@ -35,6 +40,24 @@ async def test_a_subscription_of_another_topic_is_not_taken_over():
         other = await pubsub.topic("others").create()
         with pytest.raises(FailedPreconditionError, match="topic is 'orders', not 'others'"):
             await other.subscription("billing").ensure()
+
+
+async def test_a_change_that_is_not_permitted_is_refused_with_the_difference():
+    broker = MemoryBroker(VirtualClock())
+
+    async def denied(config):
+        raise PermissionDeniedError("You may not")
+
+    async with on(broker) as pubsub:
+        topic = await pubsub.topic("orders").create(message_retention=60)
+        sub = await topic.subscription("billing", ack_deadline=20).create()
+        broker.admin.update_topic = broker.admin.update_subscription = denied
+        with pytest.raises(FailedPreconditionError, match=r"retention is 60, not 120.*You may not"):
+            await topic.ensure(message_retention=120)
+        with pytest.raises(FailedPreconditionError, match=r"ack_deadline is 20, not 30, and may"):
+            await topic.subscription("billing", ack_deadline=30).ensure()
+        await topic.subscription("billing", ack_deadline=20).ensure()
+        assert (await sub.describe()).config.ack_deadline == 20
 
 
 async def test_what_was_not_asked_for_is_left_alone():

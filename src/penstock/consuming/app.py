@@ -17,6 +17,7 @@ from penstock.consuming.binding import bind_all
 from penstock.consuming.bodies import JSON, check_content_type
 from penstock.consuming.calling import Binding
 from penstock.consuming.declaration import (
+    DEFAULT_RETRY,
     Defaults,
     Provision,
     Subscriber,
@@ -31,23 +32,22 @@ from penstock.subscribing import CloseReport, Subscription
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_RETRY = RetryPolicy(minimum_backoff=1.0, maximum_backoff=60.0)
-
 
 class App(Router):
     """Handlers of messages, from one process to many.
 
     `retry`, `dead_letters`, `max_attempts` and `concurrency` are for handlers that do not say
-    otherwise. `provision`: 'ensure' makes topics and subscriptions that are missing, 'check' only
-    looks for them. Use it with `async with`, which drains at the end, or `await app.run()`, or
-    `penstock run module:app`. It may be started again after it was stopped.
+    otherwise. `provision`: 'ensure' makes topics and subscriptions that are missing and changes a
+    subscription to what its handler says, 'check' only looks at them. Use it with `async with`,
+    which drains at the end, or `await app.run()`, or `penstock run module:app`. It may be started
+    again after it was stopped.
     """
 
     def __init__(
         self,
         url: str = "memory://",
         *,
-        retry: RetryPolicy | None = _RETRY,
+        retry: RetryPolicy | None = DEFAULT_RETRY,
         dead_letters: str | None = "{topic}-dead",
         max_attempts: int | None = 5,
         concurrency: int | None = None,

@@ -14,6 +14,8 @@ Function: TypeAlias = Callable[..., Any]
 Middleware: TypeAlias = Callable[..., Any]
 Provision: TypeAlias = Literal["ensure", "check"]
 
+DEFAULT_RETRY = RetryPolicy(minimum_backoff=1.0, maximum_backoff=60.0)
+
 
 class Unsaid:
     """Left to the app."""
@@ -73,6 +75,12 @@ class Subscriber:
     @property
     def where(self) -> str:
         return where(self.function)
+
+    @property
+    def asked(self) -> set[str]:
+        """What of its subscription it says itself; all else is a default of ours, and no reason to
+        change what somebody made otherwise."""
+        return {*self.options, *(["retry_policy"] if self.retry != DEFAULT_RETRY else [])}
 
     @property
     def topics(self) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.broker import Broker
@@ -11,6 +12,7 @@ from penstock.capabilities import release_counts_of
 from penstock.client import PubSub
 from penstock.config import DAY, SubscriptionConfig
 from penstock.consuming.declaration import Provision, Subscriber
+from penstock.ensuring import differences, ensure_subscription
 from penstock.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -72,8 +74,11 @@ class Provisioning:
         missing = [name for name in needs if not await self._pubsub.topic(name).exists()]
         _complain("Topic", missing, whose)
 
-    async def subscription(self, subscription: Subscription, whose: str) -> None:
-        """`whose`: the function that takes its messages, for errors."""
+    async def subscription(
+        self, subscription: Subscription, whose: str, asked: Collection[str]
+    ) -> None:
+        """`whose`: the function that takes its messages, for errors. `asked`: what it says of its
+        subscription itself, which one that exists is changed to."""
         # Looked for first: creating what is there may disturb it.
         if self._provision == "ensure" and not await subscription.exists():
             try:
@@ -86,7 +91,33 @@ class Provisioning:
         except NotFoundError:
             _complain("Subscription", [subscription.name], {subscription.name: whose})
         else:
-            _compare(subscription, found, whose)
+            _check_topic(subscription, found, whose)
+            differs = differences(found, subscription.config_given)
+            if differs:
+                what = await self._change(subscription, found, asked)
+                _log.warning(
+                    "Subscription %r exists and is not as %s declares it: %s; %s",
+                    *(subscription.name, whose, differs, what),
+                )
+
+    async def _change(
+        self, subscription: Subscription, found: SubscriptionConfig, asked: Collection[str]
+    ) -> str:
+        """Make it what was asked for, where that can be; returns what became of it."""
+        if self._provision == "check":
+            return "it is used as it is, since provision='check' changes nothing"
+        wanted = {
+            option: value
+            for option, value in subscription.config_given.items()
+            if option in asked and getattr(found, option) != value
+        }
+        if not wanted:
+            return "it is used as it is, since no handler says so itself"
+        try:
+            changed = await ensure_subscription(self._broker, replace(found, **wanted), wanted)
+        except FailedPreconditionError as error:
+            return f"it is used as it is. {error}"
+        return f"it is changed, and keeps what waits: {changed}"
 
     async def _ensure_topic(self, name: str, options: Mapping[str, Any]) -> None:
         topic = self._pubsub.topic(name)
@@ -98,25 +129,11 @@ class Provisioning:
             _log.debug("Topic %r was made by somebody else meanwhile", name)
 
 
-def _compare(wanted: Subscription, found: SubscriptionConfig, whose: str) -> None:
-    """What exists is left as it is; that it differs must not go unnoticed."""
+def _check_topic(wanted: Subscription, found: SubscriptionConfig, whose: str) -> None:
     if found.topic != wanted.topic:
         raise FailedPreconditionError(
             f"Subscription {wanted.name!r} of {whose} exists on topic {found.topic!r}, not on "
             f"{wanted.topic!r}; choose another name, or delete it first"
-        )
-    different = [
-        f"{option} is {getattr(found, option)!r}, not {value!r}"
-        for option, value in wanted.config_given.items()
-        if getattr(found, option) != value
-    ]
-    if different:
-        _log.warning(
-            "Subscription %r exists and is not as %s declares it: %s; it is used as it is. Delete "
-            "it to have it made anew, which loses its backlog",
-            wanted.name,
-            whose,
-            "; ".join(different),
         )
 
 

@@ -168,9 +168,10 @@ class Running:
         self._publisher.start()
         for binding in self._bindings:
             subscription = self._subscription(binding, broker)
-            await provisioning.subscription(subscription, binding.subscriber.where)
-            provisioning.tell_of_repeats(binding.subscriber)
-            await provisioning.releases(binding.subscriber)
+            subscriber = binding.subscriber
+            await provisioning.subscription(subscription, subscriber.where, subscriber.asked)
+            provisioning.tell_of_repeats(subscriber)
+            await provisioning.releases(subscriber)
             subscription.source.observer = None  # Handlers tell by their middleware, and tell more.
             subscription.on("message", self._handler(binding, broker))
             subscription.on("close", lambda of=subscription: self._closed(of))

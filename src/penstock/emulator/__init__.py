@@ -4,6 +4,9 @@ async with Emulator() as emulator:
     os.environ["PUBSUB_EMULATOR_HOST"] = emulator.address
 """
 
-from penstock.emulator.server import Emulator
+from penstock.extras import extra
+
+with extra("emulator", "penstock.emulator"):
+    from penstock.emulator.server import Emulator
 
 __all__ = ["Emulator"]

@@ -3,10 +3,13 @@
 `MEDIA` is the pipeline of media jobs: Queued, MetadataReady, TranscriptComplete.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from penstock.extras import extra
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.publisher import Publisher
 from penstock.jobs.messaging.subscriber import Subscriber
-from penstock.jobs.messaging.worker import StageWorker
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.model.event import JobCancelled, JobFailed, JobQueued, StageEvent
 from penstock.jobs.model.fields import Count, Moment, OpaqueId, Rate, Seconds, Word
@@ -35,20 +38,23 @@ from penstock.jobs.pipeline.media import (
 )
 from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Stage, Text
 from penstock.jobs.pipeline.stage_settings import StageSettings
-from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings, load_settings
-from penstock.jobs.store.job_store import ProcessingJobStore, idempotent
-from penstock.jobs.store.records import JobRecord
-from penstock.jobs.system import JobSystem, job_system
 from penstock.jobs.telemetry import JobObserver as Observer
 from penstock.jobs.telemetry import LoggingObserver
 from penstock.jobs.telemetry import PrometheusJobObserver as PrometheusObserver
 from penstock.jobs.views.memory import JobViews
-from penstock.jobs.views.projection import Projection
-from penstock.jobs.views.sql import SqlJobViews
 from penstock.jobs.views.view import JobView
 from penstock.media.speakers import SpeakerRole
 from penstock.media.transcript import Segment
+
+if TYPE_CHECKING:
+    from penstock.jobs.messaging.worker import StageWorker
+    from penstock.jobs.service import JobService
+    from penstock.jobs.store.job_store import ProcessingJobStore, idempotent
+    from penstock.jobs.store.records import JobRecord
+    from penstock.jobs.system import JobSystem, job_system
+    from penstock.jobs.views.projection import Projection
+    from penstock.jobs.views.sql import SqlJobViews
 
 __all__ = [
     "MEDIA",
@@ -114,3 +120,26 @@ __all__ = [
     "load_settings",
     "opaque_user_id",
 ]
+
+# What keeps jobs is loaded when first used: who only asks for them, or shows help, has no database.
+_LATER = {
+    "JobRecord": "store.records",
+    "JobService": "service",
+    "JobSystem": "system",
+    "ProcessingJobStore": "store.job_store",
+    "Projection": "views.projection",
+    "SqlJobViews": "views.sql",
+    "StageWorker": "messaging.worker",
+    "idempotent": "store.job_store",
+    "job_system": "system",
+}
+
+if not TYPE_CHECKING:  # Or a name that is not there would pass for one that is.
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        with extra("sql", f"{__name__}.{name}"):
+            found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+        globals()[name] = found
+        return found

@@ -30,8 +30,9 @@ from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.media.errors import MediaError
 from penstock.media.extensions import DOCUMENTS, DocumentKind, extension_of
 from penstock.media.fetching.source import MediaSource
-from penstock.media.reading.documents import extract_text
-from penstock.media.reading.probe import MediaInfo, probe
+from penstock.media.guard.calling import run_guarded
+from penstock.media.reading.documents import CHARACTERS, PAGES, extract_text
+from penstock.media.reading.probe import MediaInfo, check_decoder, probe
 from penstock.media.reading.transcribe import Transcriber
 from penstock.media.speakers import SpeakerRoleRegistry
 from penstock.media.transcript import Segment
@@ -49,6 +50,8 @@ class MediaTools:
     speakers: SpeakerRoleRegistry
     youtube: YouTubeClient | None = None
     youtube_media: str | None = None
+    max_pages: int = PAGES
+    max_characters: int = CHARACTERS
 
     @asynccontextmanager
     async def media_of(self, job: ProcessingJob) -> AsyncIterator[tuple[str, Path]]:
@@ -66,9 +69,20 @@ class MediaTools:
             reference = record.source
             if reference.startswith(UPLOAD):
                 source = self.uploads
+                await asyncio.to_thread(source.check_ready, UPLOADS)
                 reference = f"{UPLOADS}/{reference.removeprefix(UPLOAD)}"
         async with source.open(reference) as path:
             yield reference, path
+
+    async def check_ready(self, stage: str) -> None:
+        """`MediaError` of the reason `configuration` when a stage could work on no job."""
+        if stage not in ("metadata", "transcription"):
+            return
+        if self.youtube is None or not self.source.is_closed:
+            await asyncio.to_thread(self.source.check_ready)
+        await run_guarded(check_decoder)
+        if stage == "transcription":
+            await asyncio.to_thread(self.transcriber.check)
 
     async def look(self, job: ProcessingJob) -> Outcome:
         """The stage metadata."""
@@ -96,8 +110,25 @@ class MediaTools:
         """The stage transcription."""
         async with self.media_of(job) as (reference, path):
             if isinstance(job, DocumentJob):
-                return await _document_text(job, reference, path)
+                return await self._read_document(job, reference, path)
             return Done(text=await _transcribed(self.transcriber, path))
+
+    async def _read_document(self, job: DocumentJob, reference: str, path: Path) -> Done:
+        kind = _kind(reference)
+        found = await extract_text(
+            path, kind, max_pages=self.max_pages, max_characters=self.max_characters
+        )
+        info = DocumentInfo(
+            size=job.info.size if job.info is not None else await _size(path),
+            kind=kind,
+            pages=found.pages,
+            characters=found.characters,
+            truncated=found.truncated,
+        )
+        text = Text(
+            segments=[Segment(0, 0, found.text)], pages=found.pages, truncated=found.truncated
+        )
+        return Done(info=info, text=text)
 
 
 def open_media_tools(
@@ -138,6 +169,8 @@ async def media_tools(
             speakers=speakers,
             youtube=youtube,
             youtube_media=settings.youtube_media,
+            max_pages=settings.max_pages,
+            max_characters=settings.max_characters,
         )
 
 
@@ -189,17 +222,6 @@ def _kind(reference: str) -> DocumentKind:
         known = ", ".join(sorted(DOCUMENTS))
         raise MediaError("unsupported", f"Documents are known by their extensions: {known}")
     return kind
-
-
-async def _document_text(job: DocumentJob, reference: str, path: Path) -> Done:
-    found = await extract_text(path, _kind(reference))
-    info = DocumentInfo(
-        size=job.info.size if job.info is not None else await _size(path),
-        kind=_kind(reference),
-        pages=found.pages,
-        characters=found.characters,
-    )
-    return Done(info=info, text=Text(segments=[Segment(0, 0, found.text)]))
 
 
 async def _transcribed(transcriber: Transcriber, path: Path) -> Text:

@@ -12,26 +12,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.dead_letters.replaying import REPLAY_OF
-from penstock.errors import FailedPreconditionError, PenstockError
+from penstock.errors import PenstockError
 from penstock.jobs.incoming import Incoming, dead_letter, put_back
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.model.job import Job
 from penstock.jobs.model.names import JobStage
-from penstock.jobs.pipeline.stage import Done, Outcome, Reject, Retry, Stage
+from penstock.jobs.pipeline.stage import CannotWorkError, Done, Outcome, Reject, Retry, Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord, Standing, Step, standing
 from penstock.jobs.store.said import Said
-from penstock.jobs.telemetry import JobObserver, span, subject_of
+from penstock.jobs.telemetry import JobObserver, Subject, say_outcome, span, subject_of
 from penstock.message import Draft
-from penstock.retrying import Persistence, retry
+from penstock.retrying import Persistence, is_retryable, retry
 from penstock.rules.backoff import Backoff
 from penstock.transactional.outbox import LONGEST_DELAY
 
@@ -40,15 +41,43 @@ T = TypeVar("T")
 
 # Seconds between looks at whether a job was cancelled: work on it is wasted, never wrong.
 _CANCEL_CHECK = 5.0
+# Seconds after which trouble that stays is spoken of again.
+_REMINDER = 600.0
 # What took hours to find out is not thrown away because the database is away for a minute.
 _KEEPING = Persistence(backoff=Backoff(initial=0.2, maximum=5.0), within=120.0)
+
+
+class _Became(NamedTuple):
+    """What became of a message, in a word, and why."""
+
+    outcome: str
+    reason: str | None = None
+
+
+_STALE = _Became("stale")
+_LOST = _Became("lost")
+
+
+class Attempted(Struct, frozen=True):
+    """An attempt that has come to its end, and what came of it. `began`: by the monotonic clock;
+    `took`: the seconds of its work."""
+
+    message: Incoming
+    job: Job
+    subject: Subject
+    attempt: int
+    outcome: Outcome
+    began: float
+    took: float
 
 
 class Processing:
     """A stage at work on its messages, with the limits and retries of its settings.
 
-    A job that is not in the database becomes a dead letter; with `unknown_fails` it is an error,
-    for runners that may have been given another database than was meant.
+    A job that is not in the database becomes a dead letter once another was, which shows that it
+    is the right one; until then, and always with `unknown_fails`, it is an error. What cannot be
+    worked on here is an error too, `CannotWorkError`, and said once; with `sends_again` it is sent
+    again after a while instead, for runners whose messages nobody brings back.
     """
 
     def __init__(
@@ -59,22 +88,16 @@ class Processing:
         observer: JobObserver,
         *,
         unknown_fails: bool = False,
+        sends_again: bool = False,
     ) -> None:
         self.stage = stage.limited(settings.time_limit, settings.max_attempts)
         self._settings = settings
         self._store = store
         self._observer = observer
         self._unknown_fails = unknown_fails
-
-    async def one(self, message: Incoming) -> None:
-        """Deal with a message: when this returns it may be forgotten.
-
-        When it raises, because the database is in trouble for instance, the message must come
-        again; that costs the job no attempt.
-        """
-        job = await self.read(message)
-        if job is not None:
-            await self.attempt(message, job, await self._store.begin(job))
+        self._sends_again = sends_again
+        self._is_right_database = False
+        self._complained: dict[tuple[str, str], float] = {}
 
     async def read(self, message: Incoming) -> Job | None:
         """The job in a message; None when there is none, and that has been dealt with."""
@@ -85,67 +108,107 @@ class Processing:
             return None
 
     async def attempt(self, message: Incoming, job: Job, record: JobRecord | None) -> None:
-        """`record` is what `store.begin` answered."""
+        """`record` is what `store.begin` answered. When this returns the message may be forgotten.
+        When it raises, because the database is in trouble for instance, it must come again; that
+        costs the job no attempt."""
+        ended = await self.work(message, job, record)
+        if ended is not None:
+            await self.keep(ended)
+
+    async def work(self, message: Incoming, job: Job, record: JobRecord | None) -> Attempted | None:
+        """An attempt whose outcome is still to be kept; None when there was nothing to do about
+        the message. `record` is what `store.begin` answered."""
         attempt = max(1, record.attempts if record is not None else 1)
         subject = subject_of(message.attributes, max(attempt, message.delivery))
         self._observer.received(subject, self._settings.subscription)
         began = time.monotonic()
-        outcome = "lost"
+        came: Outcome | _Became = _LOST
+        self._is_right_database |= record is not None
         try:
-            outcome = await self._attempted(message, job, record, attempt)
+            came = await self._came_of(message, job, record, attempt)
+        except CannotWorkError as error:
+            came = _Became("waits", error.reason)
+            self._complain(job, error)
+            raise
         finally:
             took = time.monotonic() - began
-            self._observer.handled(subject, self.stage.name, outcome, took)
+            if isinstance(came, _Became):
+                self._handled(subject, came, took)
+        if isinstance(came, _Became):
+            return None
+        return Attempted(message, job, subject, attempt, came, began, took)
 
-    async def _attempted(
+    def _handled(self, subject: Subject, became: _Became, took: float) -> None:
+        if became.reason is not None:
+            subject = replace(subject, reason=became.reason)
+        self._observer.handled(subject, self.stage.name, became.outcome, took)
+
+    async def _came_of(
         self, message: Incoming, job: Job, record: JobRecord | None, attempt: int
-    ) -> str:
-        """What became of it, in a word."""
+    ) -> Outcome | _Became:
+        """The outcome of the work; or what became of a message that needed none."""
         if job.stage is not self.stage.consumes:
             # Some filter let through what is for another stage, which has it as well.
-            return "stale"
+            return _STALE
         match standing(self._store.pipeline, job, record):
             case Standing.STALE:
-                return "stale"
+                return _STALE
             case Standing.DONE:
                 return await self._run_anew(message, record)
             case Standing.UNKNOWN:
                 # Its row is committed before its message is sent: this is another database.
-                if self._unknown_fails:
-                    raise FailedPreconditionError(
+                if self._unknown_fails or not self._is_right_database:
+                    raise CannotWorkError(
+                        "unknown-job",
                         f"Job {job.job_id} of topic {message.topic!r} is not in the database "
                         f"({self._store.database.place}): is it the one of these jobs? Start again "
-                        "with the right one; nothing was done about the job"
+                        "with the right one; nothing was done about the job",
                     )
                 await self._bury(message, "unknown-job", attempt)
-                return "reject"
+                return _Became("reject", "unknown-job")
         attributes: dict[str, str | int] = {
             "penstock.job.id": job.job_id,
             "penstock.job.attempt": attempt,
         }
         try:
             with span(f"process {self.stage.name}", job.traceparent, attributes):
-                began = time.monotonic()
                 outcome = await self._work(job, attempt)
-                if outcome is None:
-                    return "stale"
-                await self._keep(message, job, attempt, outcome, time.monotonic() - began)
+                say_outcome(*(_STALE if outcome is None else _becomes(outcome)))
+                return _STALE if outcome is None else outcome
         except asyncio.CancelledError:
-            # Whoever stops a worker does not make the job fail.
-            with suppress(PenstockError):
-                await asyncio.shield(self._store.interrupt(job))
+            await self._interrupted(job)
             raise
-        return type(outcome).__name__.lower()
+        except CannotWorkError as error:
+            if not self._sends_again:
+                with suppress(PenstockError):
+                    await self._store.interrupt(job)
+                raise
+            self._complain(job, error)
+            seconds = self._settings.maximum_backoff
+            await self._patiently(job, lambda: self._store.try_again(job, seconds, counts=False))
+            return _Became("waits", error.reason)
 
-    async def _run_anew(self, message: Incoming, record: JobRecord | None) -> str:
+    async def _interrupted(self, job: Job) -> None:
+        """Whoever stops a worker does not make the job fail."""
+        with suppress(PenstockError):
+            await asyncio.shield(self._store.interrupt(job))
+
+    def _complain(self, job: Job, error: CannotWorkError) -> None:
+        """Once, not for each job each time it comes; and again when it has lasted a while."""
+        about, now = (job.media_type.value, error.reason), time.monotonic()
+        if now - self._complained.get(about, -_REMINDER) >= _REMINDER:
+            self._complained[about] = now
+            _log.error("%s", error)
+
+    async def _run_anew(self, message: Incoming, record: JobRecord | None) -> _Became:
         """A job that has gone on needs nothing, but one that was given up and whose dead letter is
         replayed is run anew, as if it were retried."""
         if record is None or REPLAY_OF not in message.attributes:
-            return "duplicate"
+            return _Became("duplicate")
         if record.job.stage is not JobStage.FAILED:
-            return "duplicate"
+            return _Became("duplicate")
         changed = await self._store.step(Step(job=record.job, to=JobStage.QUEUED))
-        return "retry" if changed is not None else "stale"
+        return _Became("retry", "replayed") if changed is not None else _STALE
 
     async def _work(self, job: Job, attempt: int) -> Outcome | None:
         """None when the job was cancelled meanwhile."""
@@ -171,37 +234,97 @@ class Processing:
             _log.warning("Cannot look whether job %s was cancelled: %s", job.job_id, error)
             return True
 
-    async def _keep(
-        self, message: Incoming, job: Job, attempt: int, outcome: Outcome, took: float
-    ) -> None:
-        """Commit the outcome and all that follows from it. Somebody else may have been faster:
-        then theirs stands and ours changes nothing."""
-        store = self._store
-        work: dict[str, Any] = {"job": job, "took": round(took, 6), "retries": attempt - 1}
-        match outcome:
+    async def keep(self, ended: Attempted) -> None:
+        """Commit the outcome of an attempt and all that follows from it. Somebody else may have
+        been faster: then theirs stands and ours changes nothing."""
+        change = self._change(ended)
+        became = _LOST
+        try:
+            if isinstance(change, Step):
+                taken = await self._patiently(ended.job, lambda: self._store.step(change))
+                is_kept = taken is not None
+            else:
+                is_kept = await self._patiently(ended.job, lambda: self._store.try_again(*change))
+            became = _becomes(ended.outcome) if is_kept else _STALE
+        except asyncio.CancelledError:
+            await self._interrupted(ended.job)
+            raise
+        finally:
+            self._tell(ended, became)
+
+    async def keep_together(self, many: Sequence[Attempted]) -> None:
+        """`keep` for many, in one transaction; when that fails because of one of them, each in one
+        of its own, and the first failure is raised when all were tried."""
+        changes = [self._change(ended) for ended in many]
+        steps = [one for one in changes if isinstance(one, Step)]
+        retries = [one for one in changes if not isinstance(one, Step)]
+        try:
+            taken, postponed = await self._patiently(
+                many[0].job, lambda: self._store.end_together(steps, retries)
+            )
+        except Exception as error:
+            if len(many) == 1 or is_retryable(error):
+                for ended in many:
+                    self._tell(ended, _LOST)
+                raise
+            await self._keep_each(many)
+            return
+        stepped, later = iter(taken), iter(postponed)
+        for ended, change in zip(many, changes, strict=True):
+            is_kept = next(stepped) is not None if isinstance(change, Step) else next(later)
+            self._tell(ended, _becomes(ended.outcome) if is_kept else _STALE)
+
+    async def _keep_each(self, many: Sequence[Attempted]) -> None:
+        failures: list[Exception] = []
+        for ended in many:
+            try:
+                await self.keep(ended)
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _change(self, ended: Attempted) -> Step | tuple[Job, float]:
+        """What an outcome does to its job: a step, or another attempt after so many seconds."""
+        work: dict[str, Any] = {
+            "job": ended.job,
+            "took": round(ended.took, 6),
+            "retries": ended.attempt - 1,
+        }
+        match ended.outcome:
             case Done():
-                step = Step(to=self.stage.emits, done=outcome, by=self.stage.name, **work)
-                await self._patiently(job, lambda: store.step(step))
+                return Step(to=self.stage.emits, done=ended.outcome, by=self.stage.name, **work)
             case Retry(_, after):
-                usual = self._settings.retry_policy.delay(attempt)
+                usual = self._settings.retry_policy.delay(ended.attempt)
                 seconds = usual if after is None else min(LONGEST_DELAY, max(0.0, after))
-                await self._patiently(job, lambda: store.try_again(job, seconds))
+                return ended.job, seconds
             case Reject(reason, gave_up):
                 # A job that failed is dealt with; one that was given up is kept as well.
-                topic = self._settings.dead_letters(message.topic)
-                letter = (topic, self._letter(message, reason, attempt)) if gave_up else None
-                ended: dict[str, Any] = {"reason": reason, "attempts": attempt}
-                step = Step(to=JobStage.FAILED, dead_letter=letter, **ended, **work)
-                failed = await self._patiently(job, lambda: store.step(step))
-                if failed is not None and letter is not None:
-                    self._observer.dead_lettered(
-                        subject_of(message.attributes, attempt), topic, reason
-                    )
+                letter = None
+                if gave_up:
+                    topic = self._settings.dead_letters(ended.message.topic)
+                    letter = (topic, self._letter(ended.message, reason, ended.attempt))
+                failed: dict[str, Any] = {"reason": reason, "attempts": ended.attempt}
+                return Step(to=JobStage.FAILED, dead_letter=letter, **failed, **work)
+
+    def _tell(self, ended: Attempted, became: _Became) -> None:
+        if became.outcome in ("done", "failed"):
+            self._tell_end(ended, became.reason)
+        self._handled(ended.subject, became, time.monotonic() - ended.began)
+
+    def _tell_end(self, ended: Attempted, reason: str | None) -> None:
+        subject = replace(subject_of(ended.message.attributes, ended.attempt), reason=reason)
+        if isinstance(ended.outcome, Reject) and ended.outcome.gave_up:
+            topic = self._settings.dead_letters(ended.message.topic)
+            self._observer.dead_lettered(subject, topic, ended.outcome.reason)
+        if reason is not None or self._store.pipeline.is_end(self.stage.emits):
+            self._observer.ended(subject, self.stage.name)
 
     async def _is_no_job(self, message: Incoming, reason: str) -> None:
         """What does not decode is a dead letter, or is put back until somebody can read it."""
         subject = subject_of(message.attributes, message.times_put_back + 1)
         self._observer.received(subject, self._settings.subscription)
+        subject = replace(subject, reason=reason)
         tried = message.times_put_back + 1
         if self._settings.invalid == "retry" and tried < self._settings.max_attempts:
             seconds = self._settings.retry_policy.delay(tried)
@@ -231,6 +354,17 @@ class Processing:
             )
 
         return await retry(change, _KEEPING, on_failure=say)
+
+
+def _becomes(outcome: Outcome) -> _Became:
+    """What becomes of a job by an outcome that is kept."""
+    match outcome:
+        case Done():
+            return _Became("done")
+        case Retry(reason, _):
+            return _Became("retry", reason)
+        case Reject(reason, _):
+            return _Became("failed", reason)
 
 
 class _Watch:

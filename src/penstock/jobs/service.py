@@ -22,7 +22,7 @@ from penstock.jobs.model.job import Job, media_type_of, new_job_id, new_media_id
 from penstock.jobs.model.names import JobStage, MediaType
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord, NewJob, Step
-from penstock.jobs.telemetry import span
+from penstock.jobs.telemetry import CANCELLED, JobObserver, Subject, span
 
 MAX_CLIENT_KEY = 200
 _MAX_TITLE = 500
@@ -31,8 +31,9 @@ _MAX_TITLE = 500
 class JobService:
     """Creates, cancels and retries jobs."""
 
-    def __init__(self, store: ProcessingJobStore) -> None:
+    def __init__(self, store: ProcessingJobStore, observer: JobObserver | None = None) -> None:
         self.store = store
+        self._observer = observer or JobObserver()
 
     async def submit(
         self,
@@ -99,8 +100,22 @@ class JobService:
                 )
             changed = await self.store.step(Step(job=record.job, to=to))
             if changed is not None:
+                if to is JobStage.CANCELLED:
+                    self._tell_cancelled(record.job)
                 return changed
         raise FailedPreconditionError(f"Job {job_id} keeps changing; look at it and try again")
+
+    def _tell_cancelled(self, job: Job) -> None:
+        subject = Subject(
+            job_id=job.job_id,
+            user_id=job.user_id,
+            media_type=job.media_type.value,
+            stage=job.stage.value,
+            correlation_id=job.correlation_id,
+            reason=CANCELLED,
+        )
+        at = next(one for one in self.store.pipeline.stages if one.consumes is job.stage)
+        self._observer.ended(subject, at.name)
 
     def _kind_of(self, media_type: MediaType) -> type[Job]:
         kind = self.store.pipeline.job_types.get(media_type)

@@ -27,10 +27,7 @@ from penstock.jobs.pipeline.declaration import Pipeline, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA
 from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
-
-PREFIX = "PENSTOCK_"
-# Variables with the prefix that are no settings: they belong to the command line and the tests.
-_NOT_SETTINGS = {"CONFIG", "PIPELINE"}
+from penstock.jobs.spelling import NOT_SETTINGS, PREFIX, check_keys, check_spelling
 
 # Uploads are kept in a folder of the media root that plain references cannot name, and are stored
 # with the job as `upload:<user>/<name>`.
@@ -44,7 +41,7 @@ class Topics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     processing: str = "job-processing"
     events: str = "job-events"
     media: dict[MediaType, str] = {}
-    retention: Annotated[float, Meta(ge=0, le=366 * 86_400)] = 30 * 86_400.0
+    retention: Annotated[float, Meta(ge=0, le=31 * 86_400)] = 30 * 86_400.0
     """Seconds that events are kept, to rebuild the read model from."""
 
     def __post_init__(self) -> None:
@@ -103,6 +100,9 @@ class MediaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_upload_bytes: Annotated[int, Meta(ge=1, le=2**40)] = 2**30
     keep_uploads: Annotated[float, Meta(ge=3600, le=3660 * 86_400)] = 30 * 86_400.0
     """Seconds that an upload is kept after it was last sent or asked for."""
+    max_pages: Annotated[int, Meta(ge=1, le=2000)] = 500
+    max_characters: Annotated[int, Meta(ge=1, le=5_000_000)] = 1_000_000
+    """Of a document, what is read at most; one that has more is marked as truncated."""
     fetch_timeout: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     model: str = "tiny.en"
     language: str | None = None
@@ -222,8 +222,11 @@ def load_settings(
         file = environ.get(f"{PREFIX}CONFIG")
     if file is not None:
         layers.append(_read(Path(file)))
+        check_keys(kind, layers[-1], f" in {file}")
+    check_spelling(kind, environ)
     layers.append(_from_environment(environ))
     layers.append(_given(arguments))
+    check_keys(kind, layers[-1], "")
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merge(merged, layer)
@@ -261,7 +264,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     # Sorted, a whole comes before its parts, whatever order they were set in.
     for name in sorted(environ):
         path = name.removeprefix(PREFIX)
-        if path == name or path in _NOT_SETTINGS:
+        if path == name or path in NOT_SETTINGS:
             continue
         *parents, last = path.lower().split("__")
         if (*parents, last)[0] not in known:

@@ -11,20 +11,21 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.client import PubSub
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.keeping import keeping
+from penstock.jobs.messaging.work_room import WorkRoom
 from penstock.jobs.messaging.worker import StageWorker
 from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import JobObserver, subject_of
-from penstock.jobs.tools import open_tools
+from penstock.jobs.tools import check_ready, open_tools
 from penstock.jobs.views.memory import JobViews
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.sql import SqlJobViews
@@ -59,10 +60,12 @@ class JobSystem:
     store: ProcessingJobStore
     client: PubSubClient
     relay: Relay
+    room: WorkRoom = field(default_factory=WorkRoom)
 
     @asynccontextmanager
     async def ingesting(self) -> AsyncIterator[Ingestion]:
         """Take jobs in, keep the read model, and see to it that topics stay there."""
+        await self.client.apply_to_topics()
         async with AsyncExitStack() as stack:
             pipeline = self.settings.pipeline
             views: Views = JobViews(pipeline=pipeline)
@@ -73,7 +76,7 @@ class JobSystem:
             await stack.enter_async_context(projection)
             await stack.enter_async_context(keeping(self.client))
             yield Ingestion(
-                service=JobService(self.store),
+                service=JobService(self.store, self.client.observer),
                 views=views,
                 projection=projection,
                 relay=self.relay,
@@ -91,15 +94,18 @@ class JobSystem:
             )
         stage = replace(stage, event=stage.event or declared.event)
         settings = self.settings.stages.of(declared)
-        return StageWorker(stage, settings, self.client, self.store)
+        return StageWorker(stage, settings, self.client, self.store, self.room)
 
     @asynccontextmanager
     async def working(self, *names: str) -> AsyncIterator[None]:
-        """Run stages of the pipeline, those named or all of them, with the tools it opens."""
+        """Run stages of the pipeline, those named or all of them, with the tools it opens. None
+        of them takes a job unless all of them are ready to work."""
         pipeline = self.settings.pipeline
         stages = [pipeline.stage(name) for name in names] or pipeline.stages
         async with AsyncExitStack() as stack:
             tools = await stack.enter_async_context(open_tools(self.settings, self.store))
+            for stage in stages:
+                await check_ready(stage, tools)
             for stage in stages:
                 await stack.enter_async_context(self.worker(stage.using(tools)))
             yield

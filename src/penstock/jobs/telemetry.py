@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from penstock.jobs.model.names import MediaType
+from penstock.jobs.model.event import JobFailed, StageEvent
+from penstock.jobs.model.names import JobStage, MediaType
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, Counter
 
 _log = logging.getLogger("penstock.jobs")
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """Whom a record is about."""
+    """Whom a record is about. `reason`: why it failed, or is tried again."""
 
     job_id: str | None
     user_id: str | None
@@ -34,6 +35,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     stage: str | None
     attempt: int = 1
     correlation_id: str | None = None
+    reason: str | None = None
 
     def fields(self) -> dict[str, Any]:
         """As they appear in a log record."""
@@ -44,6 +46,7 @@ class Subject(Struct, frozen=True, kw_only=True):
             "stage": self.stage,
             "attempt": self.attempt,
             "correlationId": self.correlation_id,
+            "reason": self.reason,
         }
         return {name: value for name, value in named.items() if value is not None}
 
@@ -84,8 +87,14 @@ class JobObserver:
         """A message came; `subject.attempt` above 1 says that it, or its job, came before."""
 
     def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
-        """`outcome`: what became of the job: done, retry or reject; duplicate or stale when there
-        was nothing to do; lost when it was interrupted and comes again."""
+        """`outcome`: what became of the job: done, retry or failed; duplicate when its work was
+        done before, stale when it is no longer wanted or somebody else was faster; lost when it
+        was interrupted and comes again; waits when nobody could work on it here; reject when the
+        message was none of a job. Of the bad ones `subject.reason` says why."""
+
+    def ended(self, subject: Subject, stage: str) -> None:
+        """The job has ended, once, with the work of this stage: complete, or failed when there is
+        a `subject.reason`."""
 
     def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None: ...
 
@@ -108,7 +117,10 @@ class LoggingObserver(JobObserver):
         self._log(level, "received", subject, subscription=subscription)
 
     def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
-        level = logging.WARNING if outcome in ("retry", "reject") else logging.INFO
+        level = logging.WARNING if outcome in ("retry", "failed", "reject") else logging.INFO
+        if outcome == "waits":
+            # Why is said once; which jobs it is about is a line each time they come.
+            level = logging.DEBUG
         self._log(level, outcome, subject, worker=stage, seconds=round(seconds, 6))
 
     def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None:
@@ -119,6 +131,30 @@ class LoggingObserver(JobObserver):
             fields = subject.fields() | more
             told = " ".join(f"{name}={value}" for name, value in fields.items())
             _log.log(level, "%s %s", what, told, extra=fields)
+
+
+COMPLETE, CANCELLED = "complete", "cancelled"
+"""The reasons that are counted when nothing went wrong, and when somebody stopped it."""
+
+
+def reason_of(event: StageEvent) -> str | None:
+    """Why a job ended as this event says; None when it is complete."""
+    if isinstance(event, JobFailed):
+        return event.reason
+    return CANCELLED if event.stage is JobStage.CANCELLED else None
+
+
+@cache
+def ended_jobs(registry: CollectorRegistry) -> Counter:
+    """The counter of jobs that ended: one a registry, whoever counts."""
+    from prometheus_client import Counter
+
+    return Counter(
+        "penstock_jobs_ended",
+        "Jobs that ended, by the stage that ended them and why",
+        ["stage", "media_type", "reason"],
+        registry=registry,
+    )
 
 
 class PrometheusJobObserver(JobObserver):
@@ -153,6 +189,7 @@ class PrometheusJobObserver(JobObserver):
             ["messaging_destination_name", "reason"],
             registry=registry,
         )
+        self._ended = ended_jobs(registry)
 
     def published(
         self, subject: Subject, topic: str, seconds: float, error: Exception | None
@@ -165,6 +202,10 @@ class PrometheusJobObserver(JobObserver):
 
     def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
         self._processed.labels(stage, outcome).observe(seconds)
+
+    def ended(self, subject: Subject, stage: str) -> None:
+        media_type = subject.media_type or "unknown"
+        self._ended.labels(stage, media_type, subject.reason or COMPLETE).inc()
 
     def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None:
         self._dead.labels(topic, reason).inc()
@@ -186,6 +227,9 @@ class JobObservers(JobObserver):
 
     def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
         self._tell("handled", subject, stage, outcome, seconds)
+
+    def ended(self, subject: Subject, stage: str) -> None:
+        self._tell("ended", subject, stage)
 
     def dead_lettered(self, subject: Subject, topic: str, reason: str) -> None:
         self._tell("dead_lettered", subject, topic, reason)
@@ -217,6 +261,20 @@ def span(
         injected: dict[str, str] = {}
         carrier.inject(injected)
         yield injected.get("traceparent", traceparent)
+
+
+def say_outcome(outcome: str, reason: str | None) -> None:
+    """Of the current span: what became of the job, and that it went wrong when there is a
+    reason."""
+    tracing = _tracing()
+    if tracing is None:
+        return
+    trace, _ = tracing
+    current = trace.get_current_span()
+    current.set_attribute("penstock.job.outcome", outcome)
+    if reason is not None:
+        current.set_attribute("error.type", reason)
+        current.set_status(trace.Status(trace.StatusCode.ERROR, reason))
 
 
 def _tracing() -> Any:

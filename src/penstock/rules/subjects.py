@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from urllib.parse import quote
 
 from penstock.rules.filters import AllOf, AnyOf, Equals, Filter
@@ -56,6 +57,8 @@ def _demands(tree: Filter) -> Iterable[tuple[str, set[str]]]:
                 yield equals[0].key, {term.value for term in equals}
 
 
+# Routed attributes have few values, and encoding one costs more than the rest of a subject.
+@lru_cache(maxsize=1024)
 def _token(value: str) -> str:
     encoded = quote(value, safe="")
     for plain in (".", "_", "~"):

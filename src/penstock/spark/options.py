@@ -13,6 +13,7 @@ from penstock.config import check_name
 from penstock.connect import broker_kind, check_shared, scheme_of
 from penstock.errors import InvalidArgumentError
 from penstock.rules.filters import parse_filter
+from penstock.spark.source import choice
 from penstock.spark.source.offsets import EARLIEST, LATEST, Position
 
 T = TypeVar("T")
@@ -23,9 +24,6 @@ _SPARK = ("checkpointlocation", "queryname", "outputmode")
 _ELSEWHERE = {
     "provider": "Spark 4.3 forgets the options of a table that is made with CREATE TABLE … USING "
     "penstock; make a view: CREATE TEMPORARY VIEW … USING penstock OPTIONS (…)",
-    "assign": "a topic has no partitions to choose from; name it with 'topic', and where to begin "
-    "with 'startingOffsets'",
-    "subscribepattern": "topics are named one by one: 'topics', with commas",
 }
 _FLAGS = {"true": True, "false": False}
 
@@ -36,6 +34,8 @@ class SourceOptions:
 
     url: str
     topics: tuple[str, ...] = ()
+    pattern: str = ""
+    """Instead: what their names match, and those of topics that come later."""
     mode: str = "log"
     starting: Position = EARLIEST
     ending: Position = LATEST
@@ -62,10 +62,12 @@ class SourceOptions:
         options = _Options(given)
         url = options.url()
         mode = options.take("mode", _one_of("log", "queue"), "log" if _has_ranges(url) else "queue")
+        topics, pattern = _topics(options)
         found = cls(
             url=url,
             mode=mode,
-            topics=_topics(options),
+            topics=topics,
+            pattern=pattern,
             starting=_position(options, "starting", EARLIEST),
             ending=_position(options, "ending", LATEST),
             max_offsets=options.take("maxOffsetsPerTrigger", _count, None),
@@ -101,7 +103,7 @@ class SourceOptions:
                 raise InvalidArgumentError(
                     "A queue has neither 'includeHeaders' nor 'filter': its subscription filters"
                 )
-            if self.topics:
+            if self.topics or self.pattern:
                 raise InvalidArgumentError(
                     "A queue is read from its 'subscription'; leave out 'topic' and 'topics'"
                 )
@@ -109,7 +111,7 @@ class SourceOptions:
             raise InvalidArgumentError(
                 "'minOffsetsPerTrigger' is above 'maxOffsetsPerTrigger': no batch could be both"
             )
-        elif not self.topics:
+        elif not self.topics and not self.pattern:
             raise InvalidArgumentError("Set option 'topic' (or 'topics': one,two) to what to read")
         elif self.subscription or self.spool:
             raise InvalidArgumentError(
@@ -209,16 +211,24 @@ def _has_ranges(url: str) -> bool:
     return broker_kind(url).ranges is not None
 
 
-def _topics(options: _Options) -> tuple[str, ...]:
-    """`subscribe` is what readers of Kafka write for several."""
-    given = [options.take(name, str, "") for name in ("topic", "topics", "subscribe")]
-    named = [text for text in given if text]
-    if len(named) > 1:
+def _topics(options: _Options) -> tuple[tuple[str, ...], str]:
+    """Those that are named, or a pattern."""
+    named: dict[str, Callable[[str], tuple[str, ...]]] = {
+        "topic": choice.one,
+        "topics": choice.several,
+        "subscribe": choice.several,
+        "assign": choice.assigned,
+    }
+    nothing: tuple[str, ...] = ()
+    given = [options.take(name, read, nothing) for name, read in named.items()]
+    pattern = options.take("subscribePattern", choice.pattern, "")
+    found = [topics for topics in given if topics]
+    if len(found) + bool(pattern) > 1:
+        names = ", ".join(map(repr, named))
         raise InvalidArgumentError(
-            "Set one of the options 'topic', 'topics' and 'subscribe', not several"
+            f"Set one of the options {names} and 'subscribePattern', not several"
         )
-    names = named if given[0] else [name.strip() for text in named for name in text.split(",")]
-    return tuple(sorted({check_name("Topic", name) for name in names}))
+    return found[0] if found else nothing, pattern
 
 
 def _position(options: _Options, end: str, default: Position) -> Position:

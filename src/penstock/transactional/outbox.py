@@ -19,6 +19,7 @@ from penstock.config import check_duration, check_name, check_whole
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
+from penstock.transactional.many_rows import ManyRows
 from penstock.transactional.schema import prepare
 from penstock.transactional.table import (
     DEAD,
@@ -110,7 +111,10 @@ class Outbox:
         """
         ids, statements = _statements(connection.dialect.name, topic, drafts, after, revive)
         for statement, values in statements:
-            await connection.execute(statement, values)
+            if isinstance(statement, ManyRows):
+                await statement.execute(connection, values)
+            else:
+                await connection.execute(statement, values)
         return ids
 
     def add_blocking(
@@ -125,7 +129,10 @@ class Outbox:
         """`add`, to the transaction of a connection that is not async."""
         ids, statements = _statements(connection.dialect.name, topic, drafts, after, revive)
         for statement, values in statements:
-            connection.execute(statement, values)
+            if isinstance(statement, ManyRows):
+                statement.execute_blocking(connection, values)
+            else:
+                connection.execute(statement, values)
         return ids
 
     async def hasten(self, connection: AsyncConnection, topic: str, message_id: str) -> bool:
@@ -288,7 +295,7 @@ def _checked(draft: Draft) -> Draft:
         draft.message_id,
         draft.subject,
         ttl=draft.ttl,
-        own_id=uuid.uuid4().hex,
+        own_id=None if draft.message_id else uuid.uuid4().hex,
     )
 
 

@@ -40,6 +40,7 @@ from sqlalchemy.types import TypeEngine
 
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
+from penstock.transactional.many_rows import ManyRows
 from penstock.transactional.table import (
     DEAD,
     PUBLISHED,
@@ -97,7 +98,7 @@ class Outcomes:
     """Not attempted, or the broker was out of reach: why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Change:
     """What happens to rows, from values given for each: their types, and what they become."""
 
@@ -217,25 +218,14 @@ class Claims:
         self, connection: AsyncConnection, claim: Claim, kind: _Change, rows: Sequence[Any]
     ) -> int:
         """One UPDATE for rows that each have values of their own."""
-        types = {"given_id": BigInteger(), **kind.given}
-        given: Any
-        parameters: Any
-        if self._database.dialect == "postgresql":
-            # Arrays in one statement: many statements cost PostgreSQL several times as much.
-            arrays = (bindparam(f"{name}s", type_=ARRAY(kept)) for name, kept in types.items())
-            columns = (column(name, kept) for name, kept in types.items())
-            given = func.unnest(*arrays).table_valued(*columns).render_derived().c
-            lists = map(list, zip(*rows, strict=True))
-            parameters = dict(zip((f"{name}s" for name in types), lists, strict=True))
-        else:
-            given = {name: bindparam(name, type_=kept) for name, kept in types.items()}
-            parameters = [dict(zip(types, row, strict=True)) for row in rows]
-        change = (
-            update(table)
-            .where(c.id == given["given_id"], self._is_ours(claim))
-            .values({**_FREED, **kind.values(given)})
-        )
-        return (await connection.execute(change, parameters)).rowcount
+        ours = {"owner": self._owner, "of_claim": claim.fence}
+        names = ("given_id", *kind.given)
+        if self._database.dialect != "postgresql":
+            given = [dict(zip(names, row, strict=True)) | ours for row in rows]
+            return await _changing(kind).execute(connection, given)
+        lists = map(list, zip(*rows, strict=True))
+        arrays = dict(zip((f"{name}s" for name in names), lists, strict=True))
+        return (await connection.execute(_changing_arrays(kind), arrays | ours)).rowcount
 
     async def _take(self, connection: AsyncConnection, ids: Sequence[int], keyed: bool) -> Claim:
         fence = next(self._fences)
@@ -267,7 +257,33 @@ class Claims:
         return and_(is_pending, c.claimed_by == self._owner, c.fence == claim.fence)
 
 
-# What a claim asks is made once: to make it takes longer than to ask it.
+# What a claim asks and says is made once: to make it takes longer than to ask it.
+
+
+@cache
+def _changing(kind: _Change) -> ManyRows:
+    types = {"given_id": BigInteger(), **kind.given}
+    return ManyRows(
+        _change(kind, {name: bindparam(name, type_=kept) for name, kept in types.items()})
+    )
+
+
+@cache
+def _changing_arrays(kind: _Change) -> Any:
+    """Arrays in one statement: many statements cost PostgreSQL several times as much."""
+    types = {"given_id": BigInteger(), **kind.given}
+    arrays = (bindparam(f"{name}s", type_=ARRAY(kept)) for name, kept in types.items())
+    columns = (column(name, kept) for name, kept in types.items())
+    return _change(kind, func.unnest(*arrays).table_valued(*columns).render_derived().c)
+
+
+def _change(kind: _Change, given: Any) -> Any:
+    ours = (c.claimed_by == bindparam("owner"), c.fence == bindparam("of_claim"))
+    return (
+        update(table)
+        .where(c.id == given["given_id"], is_pending, *ours)
+        .values({**_FREED, **kind.values(given)})
+    )
 
 
 @cache

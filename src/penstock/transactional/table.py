@@ -34,6 +34,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
 from penstock.transactional.database import database_time
+from penstock.transactional.many_rows import ManyRows
 
 metadata = MetaData()
 
@@ -152,4 +153,4 @@ def _insert_arrays() -> Any:
     return insert.on_conflict_do_nothing(index_elements=_KNOWN)
 
 
-INSERT, INSERT_ARRAYS = _insert(), _insert_arrays()
+INSERT, INSERT_ARRAYS = ManyRows(_insert()), _insert_arrays()

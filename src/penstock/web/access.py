@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
+from functools import lru_cache
 from typing import Any
 
 from litestar.connection import ASGIConnection
@@ -62,6 +63,7 @@ class Access:
         return user
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback

@@ -44,6 +44,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
     uploads = Uploads(system.settings.media)
     pipeline = system.settings.pipeline
     references = References(system.settings.media, pipeline)
+    own_jobs = OwnJobs(ingestion)
     streams = Streams(ingestion.projection)
 
     async def current_user(request: Request[Any, Any, Any]) -> str:
@@ -69,19 +70,37 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             raise UnimplementedError("Metrics need prometheus-client on the server") from None
         return generate_latest().decode()
 
-    def own(value: object) -> Provide:
-        return Provide(lambda: value, sync_to_thread=False)
+    # Each asks for the one before: what stands side by side is provided by a task each, which
+    # costs more than all the rest of a request. The user comes first; nobody gets past that.
+
+    def own_ingestion(user: NamedDependency[Any]) -> Any:  # noqa: ARG001
+        return ingestion
+
+    def own_uploads(ingestion: NamedDependency[Any]) -> Any:  # noqa: ARG001
+        return uploads
+
+    def own_references(uploads: NamedDependency[Any]) -> Any:  # noqa: ARG001
+        return references
+
+    def jobs_of_users(references: NamedDependency[Any]) -> Any:  # noqa: ARG001
+        return own_jobs
+
+    def own_pipeline(own_jobs: NamedDependency[Any]) -> Any:  # noqa: ARG001
+        return pipeline
+
+    def own_streams(pipeline: NamedDependency[Any]) -> Any:  # noqa: ARG001
+        return streams
 
     app = Litestar(
         route_handlers=[JobsApi, get_health, metrics, *page.routes(access, pipeline)],
         dependencies={
             "user": Provide(current_user),
-            "ingestion": own(ingestion),
-            "uploads": own(uploads),
-            "references": own(references),
-            "own_jobs": own(OwnJobs(ingestion)),
-            "streams": own(streams),
-            "pipeline": own(pipeline),
+            "ingestion": Provide(own_ingestion, sync_to_thread=False),
+            "uploads": Provide(own_uploads, sync_to_thread=False),
+            "references": Provide(own_references, sync_to_thread=False),
+            "own_jobs": Provide(jobs_of_users, sync_to_thread=False),
+            "pipeline": Provide(own_pipeline, sync_to_thread=False),
+            "streams": Provide(own_streams, sync_to_thread=False),
         },
         exception_handlers={
             TooLargeError: lambda _, error: problems.problem(413, str(error)),

@@ -74,6 +74,8 @@ class TranscriptBody(Struct, frozen=True, rename="camel"):
     language: str | None
     model: str
     segments: list[Segment]
+    pages: int | None = None
+    truncated: bool = False
 
 
 class JobsApi(Controller):
@@ -150,7 +152,8 @@ class JobsApi(Controller):
         text = await ingestion.service.store.text(job_id)
         if text is None:
             raise NotFoundError(f"Job {job_id} is {record.job.stage}: it has no transcript")
-        return TranscriptBody(job_id, record.title, text.language, text.model, text.segments)
+        said = (text.language, text.model, text.segments, text.pages, text.truncated)
+        return TranscriptBody(job_id, record.title, *said)
 
     @get("/jobs/{job_id:str}/results/{stage:str}", summary="What a stage found out")
     async def result(

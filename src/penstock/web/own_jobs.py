@@ -14,12 +14,12 @@ import msgspec
 
 from penstock.errors import NotFoundError
 from penstock.jobs.model.job import info_of
+from penstock.jobs.model.reasons import meaning_of
 from penstock.jobs.settings import UPLOAD
 from penstock.jobs.store.records import JobRecord
 from penstock.jobs.store.said import known_event_of
 from penstock.jobs.system import Ingestion
 from penstock.jobs.views.view import JobView, first_view
-from penstock.web.advice import advice_for
 
 _LONGEST_NAME = 255
 
@@ -93,7 +93,7 @@ class OwnJobs:
 
 def _plain(view: JobView, **more: Any) -> OwnJob:
     known = {name: getattr(view, name) for name in JobView.__struct_fields__}
-    return OwnJob(**known, advice=advice_for(view.reason), **more)
+    return OwnJob(**known, advice=meaning_of(view.reason or "") or None, **more)
 
 
 def _named(view: JobView, record: JobRecord) -> OwnJob:

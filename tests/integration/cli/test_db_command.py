@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from penstock.cli.exit_codes import WRONG_USE
 from penstock.transactional import Database, schema
 from tests.support.processes import command, command_here
 from tests.support.released_tables import make_released_database
@@ -51,6 +52,6 @@ def test_everything_can_be_made_ahead_by_somebody_who_may(url):
 
 def test_without_a_database_it_says_how_to_name_one():
     code, _, said = command_here("db", "status")
-    assert code == 1 and "set PENSTOCK_DATABASE" in said
+    assert code == WRONG_USE and "set PENSTOCK_DATABASE" in said
     code, _, said = command_here("db", "status", "--database", "mysql://secret@host/x")
-    assert code == 1 and "No database for mysql://" in said and "secret" not in said
+    assert code == WRONG_USE and "No database for mysql://" in said and "secret" not in said

@@ -47,6 +47,16 @@ def test_what_jobs_need_is_made_and_left_alone_the_second_time(emulator):
     assert provision(url=url) == said
 
 
+def test_what_the_settings_say_otherwise_is_changed_and_told(emulator, monkeypatch):
+    url = f"pubsub://shop?emulator={emulator.address}"
+    said = provision(url=url)
+    monkeypatch.setenv("PENSTOCK_STAGES__METADATA__ACK_DEADLINE", "90")
+    changed = provision(url=url)
+    told = "changed subscription job-metadata: ack_deadline was 60.0, is 90.0\n"
+    assert changed == said + told
+    assert subscription(emulator.address, "shop", "job-metadata")["ack_deadline_seconds"] == "90"
+
+
 def test_a_dry_run_opens_nothing_and_writes_both_forms():
     said = provision("--dry-run", url="pubsub://shop?emulator=127.0.0.1:1")
     assert said.count("gcloud pubsub subscriptions create") == len(MADE)

@@ -6,8 +6,8 @@ import os
 import socket
 import struct
 import time
+from html import escape
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from prometheus_client import REGISTRY
@@ -16,12 +16,11 @@ from sqlalchemy.exc import OperationalError
 
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.jobs import Done, JobStage, Reject, load_settings
+from penstock.jobs.model.reasons import meaning_of
 from penstock.jobs.store.records import jobs
 from penstock.jobs.telemetry import JobObservers, LoggingObserver, PrometheusJobObserver
-from penstock.media.errors import Reason
 from penstock.web import create_app, serve
 from penstock.web.access import Access, is_loopback
-from penstock.web.advice import ADVICE
 from penstock.web.streams import Streams
 from penstock.web.uploads import Uploads
 from tests.support.api_scenes import api_on
@@ -763,16 +762,12 @@ async def test_among_many_jobs_those_that_failed_are_named_with_why_and_what_to_
         failed = (await client.get("/jobs", params={"stage": "Failed"})).json()["jobs"]
         assert [job["name"] for job in failed] == [f"bad-{n}.wav" for n in (19, 14, 9, 4)]
         assert {(job["reason"], job["advice"]) for job in failed} == {
-            ("malformed", ADVICE["malformed"])
+            ("malformed", meaning_of("malformed"))
         }
         page = (await client.get("/")).text
         assert "4 failed, 19 complete" in page
         assert "<b>bad-14.wav</b>" in page
-        assert f"<strong>malformed</strong>: {ADVICE['malformed']}" in page
-
-
-def test_every_reason_of_media_has_advice():
-    assert set(get_args(Reason)) <= ADVICE.keys()
+        assert f"<strong>malformed</strong>: {escape(meaning_of('malformed'))}" in page
 
 
 async def test_a_row_that_another_program_took_further_hides_no_other(quick):
@@ -794,6 +789,14 @@ async def test_the_api_describes_itself(quick):
         page = await client.get("/docs")
         assert "Ask for a job" in page.text and "Idempotency-Key" in page.text
         assert "<code>mediaType</code> in body, required" in page.text
+
+
+async def test_what_a_request_needs_is_provided_without_a_task_for_each(quick):
+    async with jobs_on(quick) as scene:
+        app = create_app(scene.system, scene.ingestion)
+        for route in app.routes:
+            for _, parameters in getattr(route, "route_handler_map", {}).values():
+                assert all(len(batch) == 1 for batch in parameters.dependency_batches), route.path
 
 
 async def test_operators_see_what_waits(quick):

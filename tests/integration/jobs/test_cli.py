@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from penstock.cli.exit_codes import NOT_ALL, NOT_THERE, UNAVAILABLE, WRONG_USE
 from penstock.cli.jobs.asking import kind_of
 from penstock.jobs import MediaType
 from tests.support.processes import PENSTOCK, command, command_here, settings
@@ -104,6 +105,44 @@ def test_a_job_that_fails_ends_with_one_and_its_reason(api, tmp_path):
     assert "Failed" in said
 
 
+def test_a_bad_one_among_several_is_named_and_the_others_are_sent(api, tmp_path):
+    good, odd = tmp_path / "good [1].txt", tmp_path / "picture.xyz"
+    for file in (good, odd):
+        file.write_text("hello")
+    words = ("jobs", "submit", "nowhere.mp3", str(good), str(odd), str(SAMPLES / "note.md"))
+    ended = command_here(*words, PENSTOCK_API_URL=api)
+    assert ended.code == NOT_ALL
+    ids = re.findall(r"^(job_[0-9a-f]{32})  (.*)$", ended.out, re.M)
+    assert [name for _, name in ids] == ["good [1].txt", "note.md"]
+    first, second = ended.err.splitlines()
+    assert first.startswith("penstock: nowhere.mp3 was not sent: There is no file")
+    assert "picture.xyz was not sent" in second and "flac" in second
+    lines = command_here(*words, "--json", PENSTOCK_API_URL=api).out.splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [one["media"] for one in told] == list(words[2:])
+    assert ["jobId" in one for one in told] == [False, True, False, True]
+
+
+def test_which_did_not_complete_and_what_to_do_is_said_at_the_end(api, tmp_path):
+    (tmp_path / "broken.wav").write_bytes(b"not sound")
+    (tmp_path / "good.txt").write_text("hello")
+    words = ("jobs", "submit", "--wait", str(tmp_path / "good.txt"), str(tmp_path / "broken.wav"))
+    ended = command_here(*words, "nowhere.mp3", PENSTOCK_API_URL=api)
+    assert ended.code == NOT_ALL
+    _, _, summary = ended.out.partition("2 of 3 did not complete:")
+    assert re.search(r"broken\.wav  job_\w+\n    Failed, \w+: .* Convert it", summary)
+    assert re.search(r"nowhere\.mp3 *\n    not sent: There is no file", summary)
+    assert "good.txt" not in summary
+    ended = command_here(*words, "--json", PENSTOCK_API_URL=api)
+    good, broken = [json.loads(line) for line in ended.out.splitlines()]
+    assert good["stage"] == "TranscriptComplete" and broken["stage"] == "Failed"
+    assert "Convert it" in broken["meaning"]
+    shown = command_here("jobs", "status", broken["jobId"], PENSTOCK_API_URL=api).out
+    assert "It failed: " in shown
+    [job] = command_here("jobs", "status", broken["jobId"], "--json", PENSTOCK_API_URL=api)[1:2]
+    assert json.loads(job)["reason"] == broken["reason"]
+
+
 def test_the_same_key_gives_the_same_job(api, tmp_path):
     (tmp_path / "a.txt").write_text("hello")
     for words in (
@@ -129,21 +168,21 @@ def test_the_api_and_workers_serve_what_they_counted(system):
 @pytest.mark.parametrize("word", ["status", "retry", "cancel", "watch"])
 def test_a_job_that_is_not_there_is_an_error_that_says_so(api, word):
     code, said = penstock("jobs", word, "job_" + "0" * 32, api=api)
-    assert code == 1 and "not found" in said and "Traceback" not in said
+    assert code == NOT_THERE and "not found" in said and "Traceback" not in said
     code, said = penstock("jobs", word, "nonsense", api=api)
-    assert code == 1 and "looks like job_" in said
+    assert code == WRONG_USE and "looks like job_" in said
 
 
 def test_an_api_that_is_not_there_is_an_error_that_says_what_to_do():
     code, said = penstock("jobs", "status", api="http://127.0.0.1:9")
-    assert code == 1
+    assert code == UNAVAILABLE
     assert "penstock jobs serve" in said and "Traceback" not in said
 
 
 def test_a_broker_in_memory_is_refused_before_anything_starts(tmp_path):
     for words in (("jobs", "serve"), ("worker", "metadata")):
         code, said = penstock(*words, "--database", f"sqlite:///{tmp_path}/jobs.db")
-        assert code == 1
+        assert code == WRONG_USE
         assert "cannot be shared with other processes" in said
 
 
@@ -151,7 +190,7 @@ def test_a_wrong_setting_is_named(tmp_path):
     code, said = penstock(
         "worker", "metadata", "--url", "nats://127.0.0.1:9", PENSTOCK_API__PORT="lots"
     )
-    assert code == 1
+    assert code == WRONG_USE
     assert "api.port" in said and "Traceback" not in said
 
 
@@ -177,14 +216,14 @@ def test_a_wrong_setting_is_named(tmp_path):
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(words, environment, told):
     code, said = penstock(*words, **environment)
-    assert code == 1
+    assert code == WRONG_USE
     assert told in said and said.count("\n") == 1
 
 
 def test_settings_that_are_not_utf8_are_one_line(tmp_path):
     (tmp_path / "penstock.toml").write_bytes(b'url = "\xff"')
     code, said = penstock("worker", "metadata", "--config", str(tmp_path / "penstock.toml"))
-    assert code == 1
+    assert code == WRONG_USE
     assert "UTF-8" in said and said.count("\n") == 1
 
 
@@ -192,7 +231,7 @@ def test_a_port_for_metrics_that_is_taken_is_an_error_that_says_so(system, tmp_p
     port = re.search(r":(\d+)/", system.metrics)[1]
     where = ("--url", f"local://{tmp_path}/broker", "--database", f"sqlite:///{tmp_path}/jobs.db")
     code, said = penstock("worker", "metadata", *where, "--metrics-port", port, run=command)
-    assert code == 1 and "choose another port" in said and "Traceback" not in said
+    assert code == UNAVAILABLE and "choose another port" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(
@@ -268,7 +307,7 @@ WAIT = ("jobs", "submit", "--wait", "--patience", "1", "--remote", "x.wav")
 def test_a_stream_that_ends_before_the_job_is_no_success():
     with impostor() as address:
         code, said = penstock(*WAIT, api=address)
-    assert code == 1
+    assert code == UNAVAILABLE
     assert "before the jobs do" in said and "Traceback" not in said
 
 
@@ -324,4 +363,4 @@ def test_a_server_that_stops_while_somebody_watches_ends_in_time(tmp_path):
             stderr=subprocess.DEVNULL,
         )
         time.sleep(1)
-    assert watcher.wait(30) == 1
+    assert watcher.wait(30) == UNAVAILABLE

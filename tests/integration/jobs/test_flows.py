@@ -9,7 +9,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from penstock import Backoff, Draft, LeaseExtension
+from penstock import Backoff, Draft, LeaseExtension, PubSub
 from penstock.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -28,10 +28,12 @@ from penstock.jobs import (
     decode_event,
     decode_job,
     encode_job,
+    job_system,
+    load_settings,
 )
 from penstock.jobs.store.records import Step
 from penstock.transactional.table import table as outbox_table
-from tests.support.job_scenes import INFO, TEXT, impatient, jobs_on, looks, until
+from tests.support.job_scenes import INFO, TEXT, Scene, impatient, jobs_on, looks, until
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(120)]
 COMPLETE = JobStage.TRANSCRIPT_COMPLETE
@@ -342,6 +344,46 @@ async def test_a_job_of_another_database_is_given_up_not_invented(quick):
         assert scene.calls[f"metadata {stranger.job_id}"] == 0
 
 
+async def test_a_worker_with_another_database_lets_every_message_wait(quick, tmp_path, caplog):
+    """Nothing is buried, and the worker that comes with the right one finds all of it."""
+    stages = impatient(max_attempts=2)
+    async with PubSub() as pubsub:
+        right = load_settings(environ={}, database=quick.database, stages=stages)
+        wrong = load_settings(environ={}, database=f"sqlite:///{tmp_path}/x.db", stages=stages)
+        async with job_system(right, pubsub=pubsub) as system, system.ingesting() as ingestion:
+            scene = Scene(system, ingestion)
+            async with job_system(wrong, pubsub=pubsub) as other:
+                stage = scene.stage("metadata", looks)
+                async with other.worker(stage):
+                    made = [await scene.submit() for _ in range(5)]
+
+                    async def said():
+                        return "is it the one of these jobs" in caplog.text
+
+                    await until(said)
+                    await asyncio.sleep(0.3)
+            assert await scene.stored("job-processing-dead") == []
+            assert not scene.calls
+            async with scene.working():
+                for record in made:
+                    assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+    assert caplog.text.count("is it the one of these jobs") == 1
+
+
+@pytest.mark.parametrize("answer", [Reject("configuration"), Retry("configuration")])
+async def test_a_handler_that_says_configuration_fails_no_job(quick, answer):
+    answers = [answer] * 7
+
+    async def unfit(_):
+        return answers.pop() if answers else Done(info=INFO)
+
+    async with jobs_on(quick, stages=impatient(max_attempts=2)) as scene:
+        async with scene.working(metadata=unfit):
+            record = await scene.submit()
+            assert (await scene.ended(record.job.job_id)).stage is COMPLETE
+        assert not answers and await scene.stored("job-processing-dead") == []
+
+
 async def test_a_job_that_killed_its_worker_each_time_fails_without_another_try(quick):
     """Attempts are counted before they are made: nobody lives to count them after."""
     async with jobs_on(quick) as scene:
@@ -357,7 +399,7 @@ async def test_a_job_that_killed_its_worker_each_time_fails_without_another_try(
 
 async def test_trouble_with_the_database_fails_no_job(quick, monkeypatch):
     async with jobs_on(quick, stages=impatient(max_attempts=2)) as scene:
-        begin, troubles = scene.system.store.begin, []
+        begin, troubles = scene.system.store.begin_unless_suspect, []
 
         async def begins(job):
             if len(troubles) < 10:
@@ -365,7 +407,7 @@ async def test_trouble_with_the_database_fails_no_job(quick, monkeypatch):
                 raise UnavailableError("gone")
             return await begin(job)
 
-        monkeypatch.setattr(scene.system.store, "begin", begins)
+        monkeypatch.setattr(scene.system.store, "begin_unless_suspect", begins)
         async with scene.working():
             record = await scene.submit()
             assert (await scene.ended(record.job.job_id)).stage is COMPLETE

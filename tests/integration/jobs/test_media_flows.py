@@ -17,7 +17,9 @@ import pytest
 from faster_whisper.audio import decode_audio
 
 from penstock.jobs import JobStage, MediaType
-from tests.support.job_scenes import Place, impatient, jobs_on
+from penstock.jobs.store.said import known_event_of
+from penstock.media import MediaError
+from tests.support.job_scenes import Place, impatient, jobs_on, until
 from tests.support.media_server import serving
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(180)]
@@ -54,6 +56,31 @@ async def test_every_sample_is_looked_at_and_written_down(quick):
             assert len(missing) <= len(expected) / 3, (name, said)
             if "seconds" in MANIFEST[name]:
                 assert view.duration == pytest.approx(MANIFEST[name]["seconds"], abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "pages", "truncated"),
+    [
+        ("note.pdf", {"max_pages": 2}, 2, True),
+        ("note.pdf", {"max_pages": 3}, 3, False),
+        ("note.txt", {"max_characters": 40}, 1, True),
+    ],
+)
+async def test_a_document_that_is_longer_than_the_limits_says_so_wherever_it_is_asked_for(
+    quick, name, limit, pages, truncated
+):
+    async with media_on(quick, SAMPLES, media=limit) as scene:
+        record = await scene.submit(name, media_type=MediaType.DOCUMENT)
+        view = await scene.ended(record.job.job_id)
+        assert (view.stage, view.pages) == (JobStage.TRANSCRIPT_COMPLETE, pages)
+        assert view.truncated is truncated
+        told = json.loads((await scene.stored("job-events"))[-1].data)
+        assert told.get("truncated", False) is truncated and told["pages"] == pages
+        text = await scene.system.store.text(record.job.job_id)
+        assert (text.truncated, text.pages) == (truncated, pages)
+        assert view.characters == told["characters"] == text.characters > 0
+        kept = await scene.system.store.get(record.job.job_id)
+        assert known_event_of(scene.system.store.pipeline, kept).truncated is truncated
 
 
 def mutated(chance, data):
@@ -267,7 +294,7 @@ async def test_a_video_without_a_recording_of_ours_fails_after_its_metadata(quic
 
 @pytest.mark.parametrize(
     ("status", "why", "reason", "attempts"),
-    [(403, "quotaExceeded", "quota", 2), (400, "keyInvalid", "configuration", 1)],
+    [(403, "quotaExceeded", "quota", 2), (404, "videoNotFound", "not_found", 1)],
 )
 async def test_what_youtube_refuses_is_retried_or_not_as_it_says(
     quick, tmp_path, status, why, reason, attempts
@@ -289,6 +316,97 @@ async def test_what_youtube_refuses_is_retried_or_not_as_it_says(
             view = await scene.ended(record.job.job_id)
             assert (view.stage, view.reason) == (JobStage.FAILED, reason)
             assert view.attempts == attempts
+
+
+async def test_a_key_that_youtube_refuses_fails_no_job(quick, tmp_path, caplog):
+    """It is the operator's trouble: the job waits until the key is a good one."""
+    with serving() as server:
+        errors = {"error": {"code": 400, "errors": [{"reason": "keyInvalid"}]}}
+        server.answers["/videos"] = (400, {}, json.dumps(errors).encode())
+        media = {
+            "youtube_api_key": "a-key-of-ours",
+            "youtube_url": f"http://127.0.0.1:{server.port}",
+        }
+        stages = impatient(max_attempts=2)
+        async with media_on(quick, tmp_path, media=media, stages=stages) as scene:
+            record = await scene.submit("dQw4w9WgXcQ", media_type=MediaType.YOUTUBE)
+            async with asyncio.timeout(60):
+                while len(server.requests) < 4:
+                    await asyncio.sleep(0.01)
+            assert (await scene.system.store.get(record.job.job_id)).job.stage is JobStage.QUEUED
+            server.answers["/videos"] = (200, {}, json.dumps({"items": [VIDEO]}).encode())
+            view = await scene.ended(record.job.job_id)
+            assert (view.reason, view.attempts) == ("no_recording", 1)
+    said = [r.getMessage() for r in caplog.records if "cannot work on youtube" in r.getMessage()]
+    assert len(said) == 1 and "a-key-of-ours" not in said[0]
+
+
+@pytest.mark.parametrize(
+    ("media", "stage", "said"),
+    [
+        ({"root": None}, "metadata", "--media DIR"),
+        ({"root": "nowhere"}, "metadata", "nowhere"),
+        ({"root": None, "hosts": ["a.example"], "model": "no-weights"}, "transcription", "weights"),
+        ({"root": "{here}", "language": "fr"}, "transcription", "'fr'"),
+    ],
+)
+async def test_a_worker_that_cannot_work_does_not_start_and_leaves_the_jobs_alone(
+    quick, tmp_path, media, stage, said
+):
+    if media["root"] == "{here}":
+        media = {**media, "root": str(tmp_path)}
+    async with jobs_on(quick, media=media) as scene:
+        record = await scene.submit()
+        with pytest.raises(MediaError, match=said) as refused:
+            async with scene.system.working(stage):
+                pytest.fail("it takes jobs")
+        assert refused.value.reason == "configuration"
+        assert (await scene.system.store.get(record.job.job_id)).attempts == 0
+
+
+async def test_a_stage_starts_without_what_another_needs(quick, tmp_path):
+    async with (
+        media_on(quick, SAMPLES, run=["metadata"], media={"model": str(tmp_path)}) as scene,
+    ):
+        record = await scene.submit("weather.wav")
+        await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+
+
+async def test_a_media_folder_that_goes_away_fails_no_job(quick, tmp_path):
+    root = shutil.copytree(SAMPLES, tmp_path / "media")
+    async with media_on(quick, root, run=["metadata"], stages=impatient()) as scene:
+        root.rename(tmp_path / "elsewhere")
+        record = await scene.submit("weather.wav")
+        upload = await scene.submit("upload:user-1/med_x.wav")
+        await asyncio.sleep(0.5)
+        for one in (record, upload):
+            assert (await scene.system.store.get(one.job.job_id)).job.stage is JobStage.QUEUED
+        (tmp_path / "elsewhere").rename(root)
+        await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+        # There is no folder for uploads in it: another one was meant.
+        assert (await scene.system.store.get(upload.job.job_id)).job.stage is JobStage.QUEUED
+
+
+async def test_weights_that_do_not_load_fail_no_job(quick, tmp_path, caplog):
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    for name in ("model.bin", "config.json", "tokenizer.json"):
+        (weights / name).write_bytes(b"{}")
+    media = {"model": str(weights)}
+    async with media_on(quick, SAMPLES, media=media, stages=impatient(max_attempts=2)) as scene:
+        made = [await scene.submit("weather.wav") for _ in range(5)]
+
+        async def said():
+            return "do not load" in caplog.text
+
+        await until(said)
+        for record in made:
+            await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+        await asyncio.sleep(0.5)
+        for record in made:
+            kept = await scene.system.store.get(record.job.job_id)
+            assert kept.job.stage is JobStage.METADATA_READY
+    assert caplog.text.count("cannot work on audio jobs here") == 1
 
 
 async def test_media_is_fetched_from_a_host_that_is_allowed(quick, tmp_path):

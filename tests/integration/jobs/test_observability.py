@@ -1,5 +1,6 @@
 """What is logged, counted and traced on both paths: seed 004, 2.5 and 5.4."""
 
+import asyncio
 import logging
 
 import pytest
@@ -11,15 +12,19 @@ from prometheus_client import CollectorRegistry
 
 from penstock import Draft
 from penstock.jobs import (
+    Done,
     JobStage,
+    MediaType,
     Observer,
     PrometheusObserver,
+    Reject,
     Retry,
     decode_event,
     decode_job,
+    encode_job,
 )
-from penstock.jobs.telemetry import JobObservers, Subject, span
-from tests.support.job_scenes import impatient, jobs_on, looks
+from penstock.jobs.telemetry import JobObservers, LoggingObserver, Subject, span
+from tests.support.job_scenes import INFO, TEXT, impatient, jobs_on, looks, until
 
 pytestmark = pytest.mark.real_time
 
@@ -38,6 +43,9 @@ class Remembering(Observer):
     def handled(self, subject, stage, outcome, seconds):
         self.told.append(("handled", subject, stage, outcome))
         assert seconds >= 0
+
+    def ended(self, subject, stage):
+        self.told.append(("ended", subject, stage))
 
     def dead_lettered(self, subject, topic, reason):
         self.told.append(("dead", subject, topic, reason))
@@ -109,6 +117,112 @@ async def test_req_2_5_redeliveries_and_dead_letters_are_counted(quick):
     assert value("penstock_jobs_publish_duration_seconds_count", sent) >= 1
 
 
+async def test_a_job_that_fails_is_logged_and_counted_as_failed_and_its_reason_with_it(
+    quick, caplog
+):
+    caplog.set_level(logging.INFO, "penstock.jobs")
+    answers = [Retry("busy"), Reject("malformed")]
+
+    async def fails(_):
+        return answers.pop(0)
+
+    registry = CollectorRegistry()
+    remembering = Remembering()
+    observer = JobObservers(LoggingObserver(), PrometheusObserver(registry), remembering)
+    async with jobs_on(quick, observer=observer, stages=impatient()) as scene:
+        async with scene.working(metadata=fails):
+            record = await scene.submit()
+            assert (await scene.ended(record.job.job_id)).reason == "malformed"
+    told = [(what, subject.reason) for subject, _, what in remembering.of("handled")]
+    assert told == [("retry", "busy"), ("failed", "malformed")]
+    lines = [r for r in caplog.records if r.getMessage().startswith(("retry ", "failed "))]
+    assert [(r.levelname, r.reason) for r in lines] == [
+        ("WARNING", "busy"),
+        ("WARNING", "malformed"),
+    ]
+    assert not [r for r in caplog.records if r.getMessage().startswith("done ")]
+    value = registry.get_sample_value
+    for outcome in ("retry", "failed"):
+        took = {"stage": "metadata", "outcome": outcome}
+        assert value("penstock_jobs_process_duration_seconds_count", took) == 1
+    assert ended_in(registry) == {("metadata", "audio", "malformed"): 1}
+
+
+def ended_in(registry):
+    return {
+        tuple(sample.labels[name] for name in ("stage", "media_type", "reason")): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == "penstock_jobs_ended_total"
+    }
+
+
+async def test_every_job_that_ends_is_counted_once_by_stage_media_type_and_reason(quick):
+    holding = asyncio.Event()
+
+    async def looks_or_waits(job):
+        if job.media_type is MediaType.DOCUMENT:
+            await holding.wait()
+        return Done(info=INFO if job.media_type is MediaType.AUDIO else None)
+
+    async def gives_up(job):
+        return Done(text=TEXT) if job.media_type is MediaType.AUDIO else Retry("busy")
+
+    registry = CollectorRegistry()
+    stages = impatient(max_attempts=2)
+    async with jobs_on(quick, observer=PrometheusObserver(registry), stages=stages) as scene:
+        async with scene.working(metadata=looks_or_waits, transcription=gives_up):
+            for kind in (MediaType.AUDIO, MediaType.AUDIO, MediaType.VIDEO):
+                record = await scene.submit(media_type=kind)
+                await scene.ended(record.job.job_id)
+            stopped = await scene.submit(media_type=MediaType.DOCUMENT)
+            await scene.ingestion.service.cancel(stopped.job.job_id)
+            await scene.ingestion.service.cancel(stopped.job.job_id)
+            await scene.ended(stopped.job.job_id)
+            holding.set()
+    assert ended_in(registry) == {
+        ("transcription", "audio", "complete"): 2,
+        ("transcription", "video", "busy"): 1,
+        ("metadata", "document", "cancelled"): 1,
+    }
+
+
+async def test_work_that_came_too_late_is_not_told_as_done(quick):
+    """A message that comes again is a duplicate; work on a job that somebody cancelled is stale,
+    and so is the work of the slower of two."""
+    observer = Remembering()
+    go_on, begun = asyncio.Event(), asyncio.Event()
+
+    async def slow(_):
+        begun.set()
+        await go_on.wait()
+        return Done(info=INFO)
+
+    async with jobs_on(quick, observer=observer) as scene:
+        async with scene.working(metadata=slow, transcription=None):
+            record = await scene.submit()
+            await begun.wait()
+            await scene.ingestion.service.cancel(record.job.job_id)
+            go_on.set()
+            await until_told(observer, 1)
+            ready = await scene.submit("b.wav")
+            await scene.view_at(ready.job.job_id, JobStage.METADATA_READY)
+            await scene.system.client.publisher.publish([("job-processing", again(ready))])
+            await until_told(observer, 3)
+    assert [outcome for _, _, outcome in observer.of("handled")] == ["stale", "done", "duplicate"]
+
+
+def again(record):
+    return encode_job(record.job, copy=7)
+
+
+async def until_told(observer, count):
+    async def enough():
+        return len(observer.of("handled")) >= count
+
+    await until(enough)
+
+
 async def test_an_observer_that_fails_changes_nothing(quick):
     class Broken(Observer):
         def received(self, subject, subscription):
@@ -169,6 +283,24 @@ async def test_a_job_is_one_trace_from_request_to_last_event(quick, spans):
     finished = {s.name: s for s in spans.get_finished_spans()}
     assert {"submit job", "process metadata", "process transcription"} <= finished.keys()
     assert {f"{s.context.trace_id:032x}" for s in finished.values()} == {wanted}
+
+
+async def test_a_failed_attempt_is_a_failed_span_that_says_why(quick, spans):
+    spans.clear()
+    answers = [Retry("busy"), Reject("malformed")]
+
+    async def fails(_):
+        return answers.pop(0)
+
+    async with jobs_on(quick, stages=impatient()) as scene, scene.working(metadata=fails):
+        record = await scene.submit()
+        await scene.ended(record.job.job_id)
+    work = [s for s in spans.get_finished_spans() if s.name == "process metadata"]
+    assert [(s.status.status_code.name, s.status.description) for s in work] == [
+        ("ERROR", "busy"),
+        ("ERROR", "malformed"),
+    ]
+    assert [s.attributes["penstock.job.outcome"] for s in work] == ["retry", "failed"]
 
 
 def test_without_a_trace_what_came_in_is_passed_on(monkeypatch):

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from sqlalchemy import event
 
 from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from penstock.jobs import (
@@ -65,6 +66,43 @@ async def advance(store, job, to, done=Done(info=INFO)):  # noqa: B008
 
 def failing(job, reason, attempts):
     return Step(job=job, to=JobStage.FAILED, reason=reason, attempts=attempts)
+
+
+@asynccontextmanager
+async def statements_of(database):
+    """What a database is told meanwhile, and how often."""
+    told = []
+
+    def tell(_connection, _cursor, statement, *_):
+        told.append(" ".join(statement.split()))
+
+    engine = database._engine().sync_engine
+    event.listen(engine, "before_cursor_execute", tell)
+    yield told
+    event.remove(engine, "before_cursor_execute", tell)
+
+
+async def test_new_jobs_are_not_read_back(database_url):
+    async with store_on(database_url) as store:
+        new = [NewJob(job=new_job(), source="a.wav", title="A", request="r") for _ in range(20)]
+        async with store.database.transaction() as connection:
+            async with statements_of(store.database) as told:
+                answers = await store.create(connection, new)
+            kept = await store.find(connection, [one.job.job_id for one in new])
+        assert not [one for one in told if one.startswith("SELECT")]
+        assert [created for _, created in answers] == [True] * 20
+        assert {record.job.job_id: record for record, _ in answers} == kept
+
+
+async def test_of_jobs_that_come_together_each_is_told_whether_it_was_there(database_url):
+    async with store_on(database_url) as store:
+        known, fresh = new_job(), new_job()
+        await create(store, known)
+        wanted = [asked_again(known), fresh, asked_again(fresh), new_job()]
+        async with store.database.transaction() as connection:
+            news = [NewJob(job=job, source="a.wav") for job in wanted]
+            answers = await store.create(connection, news)
+        assert [created for _, created in answers] == [False, True, False, True]
 
 
 async def test_a_job_is_kept_as_it_is(database_url):

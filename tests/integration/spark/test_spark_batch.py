@@ -94,10 +94,22 @@ def test_several_topics_are_one_table(spark, server):
     make(server.url, "first-of-two", "second-of-two")
     fill(server.url, "first-of-two", [1, 2])
     fill(server.url, "second-of-two", [3])
+    for option, value in (
+        ("topics", "second-of-two,first-of-two"),
+        ("subscribe", "second-of-two,first-of-two"),
+        ("assign", '{"first-of-two": [0], "second-of-two": [0]}'),
+        ("subscribePattern", "(first|second)-of-.*"),
+    ):
+        reader = spark.read.format("penstock").option("url", server.url)
+        found = {
+            (row.topic, bytes(row.data)) for row in reader.option(option, value).load().collect()
+        }
+        assert found == {("first-of-two", b"1"), ("first-of-two", b"2"), ("second-of-two", b"3")}
+
+
+def test_a_pattern_that_nothing_matches_yet_is_an_empty_table(spark, server):
     reader = spark.read.format("penstock").option("url", server.url)
-    frame = reader.option("topics", "second-of-two,first-of-two").load()
-    found = {(row.topic, bytes(row.data)) for row in frame.collect()}
-    assert found == {("first-of-two", b"1"), ("first-of-two", b"2"), ("second-of-two", b"3")}
+    assert reader.option("subscribePattern", "nothing-.*").load().count() == 0
 
 
 def test_an_empty_topic_is_an_empty_table(spark, server):

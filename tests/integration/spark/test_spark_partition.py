@@ -1,10 +1,12 @@
 """The messages of one task, without Spark around them."""
 
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import msgspec
 import pytest
+from sqlalchemy import Engine, event
 
 from penstock.errors import FailedPreconditionError
 from penstock.jobs import MEDIA, Done, JobStage, MediaType, Retry, load_settings
@@ -13,6 +15,7 @@ from penstock.jobs.processing import Processing
 from penstock.jobs.service import JobService
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import JobObserver
+from penstock.media import MediaError
 from penstock.spark.jobs.partition import Partition
 from penstock.transactional import Database
 from tests.support.job_scenes import INFO
@@ -38,10 +41,10 @@ async def asked_for(store, *sources):
     ]
 
 
-def partition(store, handler, concurrency=4):
+def partition(store, handler, concurrency=4, **options):
     stage = replace(MEDIA.stages[0], handler=handler)
     settings = SETTINGS.stages.of(MEDIA.stages[0])
-    processing = Processing(stage, settings, store, JobObserver(), unknown_fails=True)
+    processing = Processing(stage, settings, store, JobObserver(), unknown_fails=True, **options)
     return Partition(processing, store, concurrency)
 
 
@@ -101,6 +104,27 @@ async def test_a_job_whose_last_attempt_never_ended_is_tried_after_the_others_an
         assert sorted(order[:2]) == sorted(ids[1:]) and order[2] == ids[0]
 
 
+@pytest.mark.real_time
+async def test_what_cannot_be_worked_on_here_is_sent_again_and_holds_up_nobody(tmp_path):
+    """Nobody brings a message of a batch back, and the attempt is not the job's."""
+    async with store_in(tmp_path) as store:
+
+        async def handler(job):
+            if job.job_id == ids[1]:
+                raise MediaError("configuration", "The key is refused")
+            return Done(info=INFO)
+
+        ids, messages = await asked_for(store, "a.wav", "b.wav", "c.wav")
+        before = await store.outbox.pending()
+        await partition(store, handler, sends_again=True).run(messages)
+        ready = JobStage.METADATA_READY
+        assert await stages(store, ids) == [ready, JobStage.QUEUED, ready]
+        record = await store.get(ids[1])
+        assert (record.attempts, record.trying) == (0, False)
+        # Two events, two jobs for the next stage, and the one that is to come again.
+        assert await store.outbox.pending() == before + 5
+
+
 async def test_a_failure_that_may_pass_is_sent_again_and_counted(tmp_path):
     async with store_in(tmp_path) as store:
 
@@ -113,3 +137,90 @@ async def test_a_failure_that_may_pass_is_sent_again_and_counted(tmp_path):
         record = await store.get(ids[0])
         assert (record.job.stage, record.attempts, record.trying) == (JobStage.QUEUED, 1, False)
         assert await store.outbox.pending() == before + 1
+
+
+@contextmanager
+def commits():
+    """The connections that committed meanwhile."""
+    those = []
+
+    def note(connection):
+        those.append(connection)
+
+    event.listen(Engine, "commit", note)
+    try:
+        yield those
+    finally:
+        event.remove(Engine, "commit", note)
+
+
+async def test_jobs_that_are_quickly_done_cost_two_transactions_however_many_they_are(tmp_path):
+    async with store_in(tmp_path) as store:
+        ids, messages = await asked_for(store, *(["a.wav"] * 40))
+
+        async def handler(job):
+            return Done(info=INFO) if job.job_id in ids[:20] else Retry("busy")
+
+        with commits() as those:
+            await partition(store, handler).run(messages)
+        # One counts the attempts, one keeps what came of them.
+        assert len(those) == 2
+        assert await stages(store, ids) == [
+            *([JobStage.METADATA_READY] * 20),
+            *([JobStage.QUEUED] * 20),
+        ]
+
+
+async def test_what_took_a_while_is_kept_before_more_is_begun(tmp_path):
+    async with store_in(tmp_path) as store:
+        ids, messages = await asked_for(store, "a.wav", "b.wav", "c.wav")
+        before = []
+
+        async def handler(job):
+            before.append(len(those))
+            time.sleep(0.15)  # noqa: ASYNC251 - a handler that computes
+            return Done(info=INFO)
+
+        with commits() as those:
+            await partition(store, handler, concurrency=1).run(messages)
+        assert before == [1, 2, 3]
+        assert set(await stages(store, ids)) == {JobStage.METADATA_READY}
+
+
+async def test_an_outcome_that_cannot_be_kept_fails_the_batch_and_keeps_the_others(tmp_path):
+    async with store_in(tmp_path) as store:
+        ids, messages = await asked_for(store, "a.wav", "b.wav", "c.wav")
+        take = store.take
+
+        async def refuse_one(connection, steps):
+            if ids[1] in {step.job.job_id for step in steps}:
+                raise FailedPreconditionError("This one cannot be kept")
+            return await take(connection, steps)
+
+        async def handler(job):
+            return Done(info=INFO)
+
+        store.take = refuse_one
+        with pytest.raises(FailedPreconditionError, match="This one cannot be kept"):
+            await partition(store, handler).run(messages)
+        ready, queued = JobStage.METADATA_READY, JobStage.QUEUED
+        assert await stages(store, ids) == [ready, queued, ready]
+
+
+class Broken(BaseException):
+    """Nothing that a handler may raise."""
+
+
+async def test_whatever_breaks_the_batch_does_not_lose_what_was_done_before(tmp_path):
+    async with store_in(tmp_path) as store:
+        ids, messages = await asked_for(store, "a.wav", "b.wav")
+
+        async def handler(job):
+            if job.job_id == ids[1]:
+                raise Broken
+            return Done(info=INFO)
+
+        with pytest.raises(BaseExceptionGroup) as raised:
+            await partition(store, handler, concurrency=1).run(messages)
+        assert raised.group_contains(Broken)
+        assert await stages(store, ids) == [JobStage.METADATA_READY, JobStage.QUEUED]

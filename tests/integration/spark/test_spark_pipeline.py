@@ -1,14 +1,17 @@
 """The stages of the jobs on Spark: the same result as by the asyncio worker, whatever dies."""
 
+import asyncio
 import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
+from prometheus_client import REGISTRY
 
-from penstock import Draft
+from penstock import Draft, PubSub
 from penstock.errors import InvalidArgumentError
 from penstock.jobs import MEDIA, JobStage, load_settings
 from penstock.spark.jobs.history import read_history
@@ -41,6 +44,10 @@ def options(tmp_path, **more):
         history=str(tmp_path / "history"),
         **{"pipeline": PIPELINE, "trigger": 0.1, **more},
     )
+
+
+def told(metric, **labels):
+    return REGISTRY.get_sample_value(f"penstock_pipeline_{metric}", labels)
 
 
 @contextmanager
@@ -77,10 +84,16 @@ def test_jobs_go_through_all_stages_each_ending_as_it_should(spark, settings, tm
         strangers=[stranger],
     )
     pipeline = SparkPipeline(spark, settings, options(tmp_path))
+    queries = ("metadata", "transcription", "projection")
     with running(pipeline):
         wait_for(all_ended(settings, jobs))
         wait_for(lambda: all(v and MEDIA.is_end(v.stage) for v in views(settings, jobs)))
         wait_for(lambda: len(stored(settings, "job-processing-dead")) == 3)
+        wait_for(lambda: all(told("behind", query=name) == 0 for name in queries))
+    assert [told("behind_seconds", query=name) for name in queries] == [0, 0, 0]
+    assert told("messages_total", query="projection") >= 9 * 3 + 3 * 2
+    assert told("phase_seconds_total", query="projection", phase="addBatch") > 0
+    assert told("repeated_total", query="projection") == 0
     found = records(settings, jobs)
     assert [r.job.stage for r in found[:8]] == [JobStage.TRANSCRIPT_COMPLETE] * 8
     assert [(r.job.stage.value, r.reason, r.attempts) for r in found[8:]] == [
@@ -151,6 +164,28 @@ def test_a_backfill_of_some_jobs_leaves_the_others_the_checkpoints_and_the_histo
     assert [len(CALLS.of(tmp_path, job_id)) for job_id in early + late] == [2] * 3
 
 
+async def topics(settings):
+    async with PubSub(settings.url) as pubsub:
+        return await pubsub.topics()
+
+
+def test_the_topics_are_made_by_whoever_is_first(settings, tmp_path):
+    """The first command of a new place may be this one."""
+
+    nowhere = SimpleNamespace(conf={"spark.master": "local[2]"})
+    ended = SimpleNamespace(awaitTermination=lambda _: True, recentProgress=())
+    there = []
+
+    class Watched(SparkPipeline):
+        def start(self, name, *, once=None):
+            there.append(asyncio.run(topics(settings)))
+            return ended
+
+    Watched(nowhere, settings, options(tmp_path)).backfill()
+    assert len(there) == 3
+    assert {"job-processing", "job-events"} <= set(there[0])
+
+
 @pytest.mark.parametrize(
     ("part", "told"),
     [({"jobs": ["1 OR true"]}, "no job id"), ({"since": datetime(2026, 1, 1)}, "time zone")],  # noqa: DTZ001
@@ -167,7 +202,9 @@ def test_a_checkpoint_lost_repeats_no_work_and_says_nothing_twice(spark, setting
     before = len(stored(settings, "job-events"))
     history = str(tmp_path / "history")
     again = PipelineOptions(checkpoints=str(tmp_path / "other"), history=history, pipeline=PIPELINE)
+    repeated = told("repeated_total", query="projection") or 0
     SparkPipeline(spark, settings, again).backfill()
+    assert told("repeated_total", query="projection") == repeated + before
     assert len(stored(settings, "job-events")) == before
     assert read_history(spark, history).count() == before
     assert [len(CALLS.of(tmp_path, job_id)) for job_id in jobs] == [2] * 4

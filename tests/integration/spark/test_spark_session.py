@@ -1,7 +1,9 @@
 """Sessions that need no setting up."""
 
 import os
+import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -98,6 +100,19 @@ def test_what_is_set_already_is_left_alone():
     assert made["SPARK_WORKER_DIR"] == "/mine"
     assert made["SPARK_LOCAL_IP"] == "127.0.0.1"
     assert "SPARK_LOCAL_IP" not in environment("spark://somewhere:7077", {})
+
+
+def test_the_machines_of_a_cluster_find_python_by_its_name():
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    made = environment("spark://somewhere:7077", {"PATH": "/bin"})
+    assert made["PYSPARK_PYTHON"] == made["PYSPARK_DRIVER_PYTHON"] == name
+    assert shutil.which(name, path=made["PATH"]) == str(Path(sys.executable).with_name(name))
+    assert environment("local[2]", {})["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_a_python_that_is_named_is_that_of_tasks_that_read_topics_too():
+    made = environment("spark://somewhere:7077", {"PYSPARK_PYTHON": "/opt/python/bin/python"})
+    assert made["PYSPARK_DRIVER_PYTHON"] == "/opt/python/bin/python"
 
 
 def test_a_master_and_a_remote_are_too_much():

@@ -6,10 +6,14 @@ import sys
 import pytest
 import typer
 
+from penstock.cli.groups import GROUPS
 from penstock.cli.jobs.options import MEDIA_REFERENCE
-from penstock.cli.main import _GROUPS, _add, main
+from penstock.cli.main import _VARIABLES, _add, main
 from penstock.jobs.pipeline import media
+from penstock.jobs.settings import JobSettings
+from penstock.jobs.spelling import NOT_SETTINGS
 from penstock.transactional import schema
+from tests.support.processes import command_here
 
 # Databases, HTTP, brokers, metrics, readers of media: what running needs, and help does not.
 HEAVY = {
@@ -54,7 +58,7 @@ def test_apps_and_bridges_are_loaded_by_those_who_use_them():
     assert both <= set(loaded("penstock.App, penstock.Bridge"))
 
 
-@pytest.mark.parametrize("name", [name for name in _GROUPS if name != "emulator"])
+@pytest.mark.parametrize("name", [name for name in GROUPS if name != "emulator"])
 def test_a_group_is_listed_with_its_own_first_line(name):
     app = typer.Typer()
     _add(app, name)
@@ -62,7 +66,7 @@ def test_a_group_is_listed_with_its_own_first_line(name):
         text = app.registered_groups[0].typer_instance.info.help
     else:
         text = app.registered_commands[0].callback.__doc__.partition("\n\n")[0]
-    assert " ".join(text.split()) == _GROUPS[name].help
+    assert " ".join(text.split()) == GROUPS[name].help
 
 
 def test_what_help_says_of_things_that_it_does_not_load_is_so(monkeypatch, capsys):
@@ -84,3 +88,11 @@ def test_what_is_missing_when_a_command_runs_is_one_line(monkeypatch, tmp_path):
         SystemExit, match=r"This needs sqlalchemy.*: pip install 'penstock\[cli,sql\]'"
     ):
         main()
+
+
+def test_a_misspelt_variable_is_an_error_whatever_is_asked_for():
+    for words in (("jobs", "status"), ("topics", "list"), ("bridge", "health")):
+        ended = command_here(*words, PENSTOCK_ULR="local://data")
+        assert ended.code and "PENSTOCK_ULR (did you mean PENSTOCK_URL?)" in ended.err
+    assert command_here("topics", "--help", PENSTOCK_ULR="x").code == 0
+    assert {name.upper() for name in JobSettings.__struct_fields__} | NOT_SETTINGS == _VARIABLES

@@ -750,16 +750,34 @@ async def test_an_app_makes_what_is_missing_and_uses_what_is_there(caplog):
     assert caplog.text == ""
 
 
-async def test_a_subscription_that_is_not_as_declared_is_used_and_told_of(caplog):
+@pytest.mark.parametrize("provision", ["ensure", "check"])
+async def test_a_subscription_that_is_not_as_declared_is_made_so_where_it_may_be(caplog, provision):
     def handle(order: Order) -> None:
         pass
 
     app = an_app(handle, ack_deadline=30)
+    app.provision = provision
     pubsub = PubSub(clock=VirtualClock())
     topic = await pubsub.topic("orders").create()
-    await topic.subscription("billing", ack_deadline=20).create()
+    await pubsub.topic("orders-dead").create()
+    theirs = topic.subscription("billing", ack_deadline=20)
+    await theirs.create()
     await app.start_on(pubsub, app.bindings())
     assert "ack_deadline is 20, not 30" in caplog.text
+    config = (await theirs.describe()).config
+    assert config.ack_deadline == (30 if provision == "ensure" else 20)
+    assert config.retry_policy is None, "nobody asked for that"
+    await app.stop()
+
+
+async def test_what_cannot_be_changed_of_a_subscription_is_told_and_the_rest_left_alone(caplog):
+    app = an_app(lambda: None, ack_deadline=30, message_ordering=True)
+    pubsub = PubSub(clock=VirtualClock())
+    theirs = (await pubsub.topic("orders").create()).subscription("billing", ack_deadline=20)
+    await theirs.create()
+    await app.start_on(pubsub, app.bindings())
+    assert "used as it is" in caplog.text and "cannot change message_ordering" in caplog.text
+    assert (await theirs.describe()).config.ack_deadline == 20
     await app.stop()
 
 

@@ -63,6 +63,13 @@ def test_every_version_that_was_ever_sent_is_read_as_today(kind, version):
     assert decode_job(golden(f"{kind}.v{version}.json"), said) == JOBS[kind]
 
 
+def test_an_event_of_a_text_that_was_cut_says_so_on_the_wire():
+    cut = msgspec.structs.replace(EVENTS["TranscriptComplete"], pages=500, truncated=True)
+    draft = encode_event(cut)
+    assert draft.data == golden("TranscriptComplete.cut.v1.json")
+    assert decode_event(draft.data, draft.attributes) == cut
+
+
 def test_the_schema_is_the_golden_one():
     assert json_schema() == json.loads(golden("schema.json"))
 

@@ -4,6 +4,7 @@ import pytest
 
 from penstock.errors import InvalidArgumentError
 from penstock.jobs import JobStage, MediaType, load_settings
+from penstock.media.reading.documents import CHARACTERS, MOST_CHARACTERS, MOST_PAGES, PAGES
 
 
 def test_req_4_1_names_have_sane_defaults():
@@ -83,6 +84,65 @@ def test_req_4_3_a_stage_may_have_dead_letters_of_its_own():
 def test_a_setting_that_is_wrong_is_refused_when_it_is_read(wrong):
     with pytest.raises(InvalidArgumentError):
         load_settings(environ={}, **wrong)
+
+
+def test_as_much_of_a_document_may_be_asked_for_as_can_be_read():
+    most = {"max_pages": MOST_PAGES, "max_characters": MOST_CHARACTERS}
+    assert load_settings(environ={}, media=most).media.max_pages == MOST_PAGES
+    for name, value in most.items():
+        for wrong in (0, value + 1):
+            with pytest.raises(InvalidArgumentError, match=name):
+                load_settings(environ={}, media={name: wrong})
+    usual = load_settings(environ={}).media
+    assert (usual.max_pages, usual.max_characters) == (PAGES, CHARACTERS)
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("PENSTOCK_DATABSE", "PENSTOCK_DATABASE"),
+        ("PENSTOCK_API_PORT", "PENSTOCK_API__PORT"),
+        ("PENSTOCK_PORT", "PENSTOCK_API__PORT"),
+        ("PENSTOCK_STAGES__METADTA__CONCURRENCY", "PENSTOCK_STAGES__METADATA__CONCURRENCY"),
+        ("PENSTOCK_MEDIA__ROOT__X", "PENSTOCK_MEDIA__ROOT"),
+        ("PENSTOCK_CONCURRENCY", "PENSTOCK_STAGES__METADATA__CONCURRENCY or PENSTOCK_STAGES__"),
+        ("PENSTOCK_API_TOKN", "PENSTOCK_API_TOKEN"),
+    ],
+)
+def test_a_misspelt_variable_is_an_error_with_the_one_that_was_meant(variable, meant):
+    with pytest.raises(InvalidArgumentError) as told:
+        load_settings(environ={variable: "hunter22", "PENSTOCK_URL": "nats://host"})
+    assert f"no setting {variable} (did you mean {meant}" in str(told.value)
+    assert "hunter22" not in str(told.value)
+
+
+def test_all_that_is_misspelt_is_told_at_once(tmp_path):
+    with pytest.raises(InvalidArgumentError, match=r"PENSTOCK_NONSENSE, nor PENSTOCK_ULR \(did"):
+        load_settings(environ={"PENSTOCK_ULR": "x", "PENSTOCK_NONSENSE": "x"})
+    file = tmp_path / "penstock.toml"
+    file.write_text('[media]\nrot = "x"\n[stages.metadata]\nconcurency = 2\n')
+    with pytest.raises(InvalidArgumentError) as told:
+        load_settings(file, {})
+    assert "media.rot (did you mean media.root?), nor stages.metadata.concurency" in str(told.value)
+    assert str(file) in str(told.value)
+    with pytest.raises(InvalidArgumentError, match="did you mean database"):
+        load_settings(environ={}, databse="sqlite://")
+
+
+def test_variables_of_others_are_left_alone():
+    environ = {
+        "PENSTOCK_BRIDGE_APP_NAME": "shop",
+        "PENSTOCK_API_URL": "http://127.0.0.1:8080",
+        "PENSTOCK_API_TOKEN": "x",
+        "PENSTOCK_API__TOKENS__secret-secret": "user-1",
+        # What Kubernetes says of services called penstock and penstock-api.
+        "PENSTOCK_SERVICE_HOST": "10.0.0.1",
+        "PENSTOCK_PORT": "tcp://10.0.0.1:80",
+        "PENSTOCK_API_SERVICE_PORT_HTTP": "80",
+        "PENSTOCK_API_PORT": "tcp://10.0.0.1:80",
+        "PENSTOCK_API_PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+    assert load_settings(environ=environ).api.port == 8080
 
 
 def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):

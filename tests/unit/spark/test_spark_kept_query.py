@@ -1,10 +1,14 @@
 """Queries that are kept running, without Spark."""
 
+import json
+
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock.errors import FailedPreconditionError
 from penstock.spark.jobs import kept_query
 from penstock.spark.jobs.kept_query import KeptQuery
+from penstock.spark.jobs.progress import reached
 
 
 class Query:
@@ -15,6 +19,10 @@ class Query:
         self.recentProgress = []
         self.status = {"message": "Initializing sources", "isTriggerActive": False}
         self.stopped = False
+
+    @property
+    def lastProgress(self):  # noqa: N802
+        return self.recentProgress[-1] if self.recentProgress else None
 
     @property
     def isActive(self):  # noqa: N802
@@ -29,9 +37,14 @@ class Query:
 
 class Time:
     now = 100.0
+    meanwhile = staticmethod(lambda: None)
 
     def monotonic(self):
         return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.meanwhile()
 
 
 @pytest.fixture
@@ -115,3 +128,70 @@ def test_a_query_is_beginning_until_it_waits_or_has_ended_a_batch(time):
     starts.made[0].status["message"] = "Processing new data"
     starts.made[0].recentProgress = [{}]
     assert not kept.is_beginning
+
+
+def progress(batch, rows=5, run="r1"):
+    source = {
+        "numInputRows": rows,
+        "endOffset": json.dumps({"orders": batch * 5 + 6}),
+        "latestOffset": '{"orders": 100}',
+    }
+    durations = {"triggerExecution": 1500, "addBatch": 900}
+    return {"batchId": batch, "runId": run, "sources": [source], "durationMs": durations}
+
+
+def sample(metric, **labels):
+    return REGISTRY.get_sample_value(f"penstock_pipeline_{metric}", labels) or 0.0
+
+
+def test_each_batch_is_counted_once_with_its_phases(time):
+    starts = Starts()
+    kept = KeptQuery("counted", starts)
+    query = starts.made[0]
+    for batches in ([0], [0, 1], [0, 1], [0, 1, 2, 3, 4]):
+        query.recentProgress = [progress(batch, run="counted") for batch in batches]
+        kept.look()
+        time.now += 1
+    assert sample("messages_total", query="counted") == 25
+    assert sample("batch_seconds_count", query="counted") == 5
+    assert sample("phase_seconds_total", query="counted", phase="addBatch") == 4.5
+    assert reached("counted") == {"orders": 26}
+
+
+def test_what_a_query_said_before_it_failed_is_counted_too(time):
+    starts = Starts()
+    kept = KeptQuery("failing", starts)
+    starts.made[0].recentProgress = [progress(0, run="failing")]
+    starts.made[0].failure = RuntimeError("the database is away")
+    kept.look()
+    assert sample("messages_total", query="failing") == 5
+    assert (sample("running", query="failing"), sample("failures_total", query="failing")) == (0, 1)
+    look_until_started(kept, time, starts, 2)
+    assert (sample("running", query="failing"), sample("starts_total", query="failing")) == (1, 2)
+
+
+def test_a_query_is_ended_when_it_waits_or_as_soon_as_a_batch_has_ended(time):
+    starts = Starts()
+    kept = KeptQuery("busy", starts)
+    query = starts.made[0]
+    query.status["isTriggerActive"] = True
+    begun = time.now
+
+    def work():
+        if time.now > begun + 7:
+            query.recentProgress = [progress(0, run="busy")]
+
+    time.meanwhile = work
+    kept.end(drain=60)
+    assert query.stopped
+    assert begun + 7 < time.now < begun + 8
+
+
+def test_a_batch_is_not_waited_for_beyond_the_drain(time):
+    starts = Starts()
+    kept = KeptQuery("slow", starts)
+    starts.made[0].status["isTriggerActive"] = True
+    begun = time.now
+    kept.end(drain=60)
+    assert starts.made[0].stopped
+    assert time.now < begun + 61

@@ -56,6 +56,12 @@ def test_several_topics_may_be_named_as_readers_of_kafka_do():
         read(subscribe="orders", topic="bills")
 
 
+def test_topics_may_be_assigned_or_matched_as_readers_of_kafka_do():
+    assert read(assign='{"orders": [0], "bills": [0]}').topics == ("bills", "orders")
+    found = read(subscribePattern="shop-.*")
+    assert (found.topics, found.pattern) == ((), "shop-.*")
+
+
 def test_where_to_begin_may_be_a_time_for_each_topic():
     found = read(topic="orders", startingOffsetsByTimestamp='{"orders": 1700000000000}')
     assert found.starting.moment_of("orders") == 1_700_000_000_000_000
@@ -76,8 +82,10 @@ def test_a_delay_is_written_as_elsewhere(text, seconds):
     ("options", "says"),
     [
         ({"topic": "orders", "path": "x", "provider": "penstock"}, "CREATE TEMPORARY VIEW"),
-        ({"assign": '{"a": [0]}'}, "no partitions"),
-        ({"subscribePattern": "a.*"}, "one by one"),
+        ({"assign": '{"a": [0, 1]}'}, "one partition, and its number is 0"),
+        ({"assign": "a"}, "partitions by topic"),
+        ({"subscribePattern": "a(.*"}, "no regular expression"),
+        ({"subscribePattern": "a.*", "topic": "orders"}, "not several"),
         ({"topic": "orders", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
     ],
 )

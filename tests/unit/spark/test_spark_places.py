@@ -43,6 +43,13 @@ def test_sqlite_is_refused_where_tasks_run_on_other_machines(master):
     check_reach(settings(database="postgresql://h/d"), master)
 
 
+def test_a_server_of_this_machine_is_refused_where_tasks_run_on_others(tmp_path):
+    ours = settings(url=f"local://{tmp_path}", database="postgresql://h/d")
+    with pytest.raises(InvalidArgumentError, match="nats://host"):
+        check_reach(ours, "spark://host:7077")
+    check_reach(ours, "local-cluster[2,1,1024]")
+
+
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]"])
 def test_sqlite_is_taken_on_one_machine(master):
     check_reach(settings(database="sqlite:///jobs.db"), master)

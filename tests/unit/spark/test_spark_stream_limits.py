@@ -1,11 +1,13 @@
-"""How much a batch waits for."""
+"""How much a batch waits for, and which topics it is of."""
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from penstock.errors import FailedPreconditionError, TopicNotFoundError, UnavailableError
 from penstock.spark.options import SourceOptions
 from penstock.spark.schema import source_schema
 from penstock.spark.source import stream
+from penstock.spark.source.choice import is_matched
 from penstock.spark.source.planner import Planner
 from penstock.spark.source.stream import LogStreamReader
 from tests.support.range_logs import FakeRangeLog
@@ -66,3 +68,76 @@ def test_what_is_to_be_worked_through_now_is_not_waited_for(log, time):
     now = reader(log)
     now.prepareForTriggerAvailableNow()
     assert now.latestOffset({"orders": 1}, ReadAllAvailable()) == {"orders": 4}
+
+
+@pytest.fixture
+def there(monkeypatch):
+    """The topics that a broker lists."""
+    listed = ["orders", "orders-old", "bills"]
+
+    def matching(_, pattern):
+        if not listed:
+            raise UnavailableError("the server is away")
+        return tuple(topic for topic in sorted(listed) if is_matched(topic, pattern))
+
+    monkeypatch.setattr("penstock.spark.source.planner.matching", matching)
+    return listed
+
+
+def matched(log, **options):
+    given = {"url": "nats://nowhere", "subscribePattern": "orders.*", **options}
+    made = LogStreamReader(SourceOptions.of(given), source_schema(headers=False))
+    made._open = Planner(made._options, log)
+    return made
+
+
+def test_a_pattern_is_the_whole_name_of_every_topic_there_is(log, time, there):
+    log.fill("orders-old", 1)
+    reading = matched(log)
+    assert reading.initialOffset() == {"orders": 1, "orders-old": 1}
+    found = reading.latestOffset({"orders": 1, "orders-old": 1}, ReadAllAvailable())
+    assert found == {"orders": 4, "orders-old": 2}
+
+
+def test_a_topic_that_comes_later_is_read_from_its_beginning(log, time, there):
+    log.fill("orders-old", 1)
+    reading = matched(log, startingOffsets="latest")
+    at = reading.initialOffset()
+    assert reading.latestOffset(at, ReadAllAvailable()) == {"orders": 4, "orders-old": 2}
+    there.append("orders-new")
+    log.fill("orders-new", 2)
+    assert "orders-new" not in reading.latestOffset(at, ReadAllAvailable())
+    time.now += 10
+    later = reading.latestOffset(at, ReadAllAvailable())
+    assert later == {"orders": 4, "orders-new": 3, "orders-old": 2}
+    parts = reading.partitions(at, later)
+    assert [(part.topic, part.first, part.last) for part in parts] == [("orders-new", 1, 2)]
+
+
+def test_a_batch_of_before_a_restart_has_the_topics_it_had(log, time, there):
+    log.fill("orders-old", 1)
+    there.remove("orders-old")
+    again = matched(log)
+    parts = again.partitions({"orders": 1}, {"orders": 4, "orders-old": 2})
+    assert [(part.topic, part.first, part.last) for part in parts] == [
+        ("orders", 1, 3),
+        ("orders-old", 1, 1),
+    ]
+
+
+def test_a_topic_that_was_read_and_is_gone_is_missed(log, time, there):
+    there.remove("orders-old")
+    reading = matched(log)
+    with pytest.raises(TopicNotFoundError, match="orders-old"):
+        reading.latestOffset({"orders": 1, "orders-old": 9}, ReadAllAvailable())
+    with pytest.raises(FailedPreconditionError, match="no longer name"):
+        reading.latestOffset({"orders": 1, "bills": 9}, ReadAllAvailable())
+
+
+def test_new_topics_are_not_looked_for_while_the_broker_is_away(log, time, there):
+    log.fill("orders-old", 1)
+    reading = matched(log)
+    at = reading.initialOffset()
+    there.clear()
+    time.now += 10
+    assert reading.latestOffset(at, ReadAllAvailable()) == {"orders": 4, "orders-old": 2}

@@ -20,6 +20,7 @@ from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.brokers.nats.protocol.requests import nak
 from penstock.clock import NS
 from penstock.config import DAY, SubscriptionConfig
 from penstock.errors import AlreadyExistsError, PenstockError
@@ -152,7 +153,7 @@ class DeadLetterMover:
             consumer.config.name,
             consumer.config.dead_letter_policy and consumer.config.dead_letter_policy.topic,
         )
-        return b'-NAK {"delay": %d}' % int(_TRY_AGAIN_AFTER * NS)
+        return nak(_TRY_AGAIN_AFTER)
 
     async def _move(self, consumer: Consumer, advisory: _Advisory) -> bool:
         record = await self._log.first_after(consumer.config.topic, advisory.stream_seq - 1)

@@ -10,8 +10,9 @@ from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.loans import Loans
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.records import parse_ack_subject
+from penstock.brokers.nats.protocol.requests import nak
 from penstock.brokers.nats.releases import Releases
-from penstock.clock import NS, PreciseTime
+from penstock.clock import PreciseTime
 from penstock.config import SubscriptionConfig, split_name
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.message import Delivery, Draft, PublishFault, Receipt, Record, Settlement, Verb
@@ -64,7 +65,7 @@ class Failing:
         delay = settlement.seconds
         if delay is None and config.retry_policy is not None:
             delay = config.retry_policy.delay(max(attempts, 1))
-        return b'-NAK {"delay": %d}' % int(delay * NS) if delay else b"-NAK"
+        return nak(delay or 0.0)
 
     async def without_spent(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
         """Whoever had the last attempt at some of these died or was too slow: they are moved to the
@@ -83,7 +84,7 @@ class Failing:
                 kept.append(msgspec.structs.replace(delivery, delivery_attempt=max(attempts, 1)))
                 continue
             moved = await self.move(consumer.config, delivery.record, attempts - 1)
-            answer = b"+ACK" if moved else b'-NAK {"delay": %d}' % int(_TRY_AGAIN_AFTER * NS)
+            answer = b"+ACK" if moved else nak(_TRY_AGAIN_AFTER)
             await self._pulling.write_acks([(delivery.ack_id.encode(), answer)])
         return kept
 

@@ -38,7 +38,8 @@ class KeyBook:
         self._turns: dict[str, int] = {}
         self._lent: set[int] = set()
         self._settling: set[int] = set()
-        self.returning: set[int] = set()
+        self.returning: dict[int, float] = {}
+        """What will come again, and from when on."""
         self.suspects: set[int] = set()
         self.halted = False
         """No key's turn comes: who may go is being found out."""
@@ -56,7 +57,7 @@ class KeyBook:
         """What the server cannot but count as unsettled, and nobody else has; and, beside it, what
         will come back."""
         unsettled = {*self._held, *self._ready, *(self._lent - self._settling)}
-        return Ours(unsettled, set(self.returning))
+        return Ours(unsettled, {*self.returning})
 
     @property
     def ready(self) -> int:
@@ -74,7 +75,7 @@ class KeyBook:
     def arrive(self, delivery: Delivery) -> None:
         """It was delivered to us, perhaps again: an earlier delivery of it is stale."""
         sequence, key = delivery.record.sequence, delivery.record.ordering_key
-        self.returning.discard(sequence)
+        self.returning.pop(sequence, None)
         self.suspects.discard(sequence)
         self._lent.discard(sequence)
         self._settling.discard(sequence)
@@ -113,8 +114,9 @@ class KeyBook:
 
     def settled(self, sequence: int) -> None:
         """It will not come again."""
-        for away in (self._lent, self._settling, self.returning, self.suspects):
+        for away in (self._lent, self._settling, self.suspects):
             away.discard(sequence)
+        self.returning.pop(sequence, None)
         self._held.pop(sequence, None)
         self._ready.pop(sequence, None)
         key = self._keys.pop(sequence, None)
@@ -128,13 +130,13 @@ class KeyBook:
             del self._turns[key]
         self._advance(key)
 
-    def given_back(self, sequence: int) -> None:
-        """It will come again: its key waits for it."""
+    def given_back(self, sequence: int, due: float = 0.0) -> None:
+        """It will come again, when it is `due`: its key waits for it."""
         if sequence not in self._lent:
             return
         self._lent.discard(sequence)
         self._settling.discard(sequence)
-        self.returning.add(sequence)
+        self.returning[sequence] = due
         key = self._keys.get(sequence)
         if key is not None and self._turns.get(key) == sequence:
             del self._turns[key]
@@ -153,7 +155,7 @@ class KeyBook:
 
     def compare(self, pending: int, floor: int, before: Ours) -> None:
         """The same, and that none is unsettled up to `floor`: what does not exist is forgotten."""
-        self._forget([s for s in self.suspects | self.returning if s <= floor])
+        self._forget([s for s in (*self.suspects, *self.returning) if s <= floor])
         unsettled, returning = before.still(self.ours())
         if pending <= unsettled:
             self._forget(before.returning | self.suspects)
@@ -173,7 +175,7 @@ class KeyBook:
             [*self._held.values(), *self._ready.values()], key=lambda d: d.record.sequence
         )
         for sequence in (d.record.sequence for d in waiting):
-            self.returning.add(sequence)
+            self.returning[sequence] = 0.0
             key = self._keys.get(sequence)
             if key is not None and self._turns.get(key) == sequence:
                 del self._turns[key]
@@ -181,13 +183,17 @@ class KeyBook:
         self._ready.clear()
         return waiting
 
-    def give_back_last(self) -> Delivery | None:
-        """The last of what waits for its turn; it will come again."""
+    def give_back_last(self, due: float = 0.0) -> Delivery | None:
+        """The last of what waits for its turn; it will come again, when it is `due`."""
         if not self._held:
             return None
         sequence = max(self._held)
-        self.returning.add(sequence)
+        self.returning[sequence] = due
         return self._held.pop(sequence)
+
+    def next_return(self) -> float | None:
+        """When the first of what will come again is due, or was."""
+        return min(self.returning.values(), default=None)
 
     def ack_ids(self) -> list[str]:
         """Of what waits here."""

@@ -27,6 +27,8 @@ from penstock.brokers.nats.protocol.headers import pin_of, status_of
 from penstock.brokers.nats.protocol.records import Raw
 from penstock.brokers.nats.protocol.requests import (
     encode_request,
+    nak,
+    nak_delay,
     next_message,
     publish_operation,
     unpin,
@@ -34,6 +36,8 @@ from penstock.brokers.nats.protocol.requests import (
 from penstock.clock import NS
 from penstock.errors import PenstockError
 from penstock.message import Delivery
+from penstock.retrying import Failures, Persistence, keep_doing
+from penstock.rules.backoff import Backoff
 
 # The longest a request waits at the server: a client that is alive is heard of so often.
 _EXPIRES = 2.0
@@ -44,12 +48,18 @@ _ASK_EVERY = 0.5
 # What may be with somebody else is looked up by key; beyond so many messages all keys wait.
 _MOST_SUSPECTS = 5_000
 # What is lent or away may come with the next request only, though there is no room. So they are
-# asked for one by one, at once while they come back and one a second when they are new; beyond so
-# many the last one goes back for each.
+# asked for one by one: at once when some are due and while they come back, then, while what comes
+# is new, after pauses that grow to a second; beyond so many the last one goes back for each, and
+# is away no longer than it takes to get to it.
+_ASK_AGAIN_AFTER = 0.01
 _MAKE_ROOM_EVERY = 1.0
 _EXTRA = 64
-_COMES_BACK_AFTER = 5.0
+_COMES_BACK_AFTER = 1.0
 _WRONG_PIN = 423
+_UNTIL_ANSWERED = Persistence(
+    backoff=Backoff(initial=_ASK_EVERY, maximum=4 * _ASK_EVERY),
+    worth_it=lambda error: getattr(error, "retryable", True),
+)
 
 _log = logging.getLogger("penstock")
 
@@ -84,6 +94,7 @@ class OrderedQueue:
         self._pin = ""
         self._asked = (1, 0)
         self._comes_back = False
+        self._in_vain = 0.0
         self._pulls = 0
         self._news = asyncio.Event()
         self._failure: PenstockError | None = None
@@ -139,7 +150,9 @@ class OrderedQueue:
         if answer.startswith((b"+ACK", b"+TERM")):
             self._book.settled(sequence)
         elif answer.startswith(b"-NAK"):
-            self._book.given_back(sequence)
+            due = asyncio.get_running_loop().time() + nak_delay(answer)
+            self._book.given_back(sequence, due)
+            self._in_vain = 0.0
         self._changed()
         if self._book.waits:
             self._survey_soon()
@@ -197,13 +210,13 @@ class OrderedQueue:
         await self._wire.until_connected()
         self._subscribe()
         if self._survey_again:
-            self._survey_soon()
+            self._begin_anew()
         while self._pulls or self._book.lent:
             messages, size = self._asked
             room = max(messages, 1) - self._book.here
             if room <= 0:
                 if not self._comes_back:
-                    await self._change(_MAKE_ROOM_EVERY)
+                    await self._change(self._pause())
                 self._comes_back = False
                 if self._book.here < messages or not (self._book.waits or self._book.lent):
                     continue
@@ -211,13 +224,28 @@ class OrderedQueue:
                     self._make_room()
             await self._request(max(room, 1), size)
 
+    def _pause(self) -> float:
+        """Seconds in which another request would bring nothing but what is new, as far as one
+        can tell: what is due the server may have a moment later."""
+        due = self._book.next_return()
+        if due is None:
+            return _MAKE_ROOM_EVERY
+        left = due - asyncio.get_running_loop().time()
+        if left > 0:
+            self._in_vain = 0.0
+            return min(left, _MAKE_ROOM_EVERY)
+        pause = self._in_vain
+        self._in_vain = min(2 * pause or _ASK_AGAIN_AFTER, _MAKE_ROOM_EVERY)
+        return pause
+
     def _make_room(self) -> None:
         """All that is here waits, perhaps for what only another request brings: the last of it may
         come later, behind those that it waits for."""
-        last = self._book.give_back_last()
+        now = asyncio.get_running_loop().time()
+        last = self._book.give_back_last(now + _COMES_BACK_AFTER)
         if last is not None:
             ack_id = last.ack_id.encode()
-            later = b'-NAK {"delay": %d}' % int(_COMES_BACK_AFTER * NS)
+            later = nak(_COMES_BACK_AFTER)
             told = [*(o for o in self._pulling.giving_back([ack_id]) if o[0] != ack_id)]
             self._wire.post(
                 [publish_operation(to, b"", b"", what) for to, what in [*told, (ack_id, later)]]
@@ -273,6 +301,8 @@ class OrderedQueue:
         delivery = self._decode(self._consumer, (subject, reply, block, payload))
         # The server hands over what came back before what is new: there may be more of it.
         self._comes_back = delivery.delivery_attempt > 1
+        if self._comes_back:
+            self._in_vain = 0.0
         self._book.arrive(delivery)
         self._renew_soon()
         self._left -= 1
@@ -311,17 +341,6 @@ class OrderedQueue:
     def _survey_soon(self) -> None:
         if self._surveying is None and not self._closed:
             self._surveying = self._spawn(self._survey())
-            self._surveying.add_done_callback(self._surveyed)
-
-    def _surveyed(self, task: asyncio.Task[None]) -> None:
-        self._surveying = None
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, PenstockError):
-            _log.debug("Asking who has messages of %r: %s", self._consumer.name, error)
-            self._survey_again = True
-            if not error.retryable:
-                self._fail(error)
-        self._changed()
 
     def _fail(self, error: PenstockError) -> None:
         """It will not pass: whoever receives is told."""
@@ -336,24 +355,42 @@ class OrderedQueue:
             self._fail(denied(subject))
 
     async def _survey(self) -> None:
-        """Ask who has what, now if that is not known, and again while keys wait for something."""
-        while not self._closed:
-            if self._survey_again:
-                self._survey_again = False
-                self._book.halted = True
-                await self._look_up()
-            else:
-                before = self._book.ours()
-                info = await self._catalogue.info(self._consumer)
-                floor = info["ack_floor"]["stream_seq"]
-                if not self._survey_again:
-                    self._book.compare(info["num_ack_pending"], floor, before)
+        """Ask who has what, now if that is not known, and again while keys wait for something.
+        A question that is not answered is asked again: until it is, keys wait."""
+        try:
+            await keep_doing(
+                self._ask_who_has_what,
+                Failures(_UNTIL_ANSWERED),
+                until=lambda: self._closed or not (self._survey_again or self._book.waits),
+                on_failure=lambda error, _: _log.debug(
+                    "Asking who has messages of %r: %s", self._consumer.name, error
+                ),
+            )
+        except PenstockError as error:
+            self._fail(error)
+        finally:
+            # Now, and not a turn of the loop later: what comes meanwhile may need another survey.
+            self._surveying = None
             self._changed()
+
+    async def _ask_who_has_what(self) -> None:
+        if self._survey_again:
+            self._survey_again, self._book.halted = False, True
+            try:
+                await self._look_up()
+            except BaseException:
+                self._survey_again = True
+                raise
+        else:
+            before = self._book.ours()
+            info = await self._catalogue.info(self._consumer)
+            floor = info["ack_floor"]["stream_seq"]
             if not self._survey_again:
-                if not self._book.waits:
-                    return
-                patient = not (self._book.halted or self._book.suspects)
-                await asyncio.sleep(10 * _ASK_EVERY if patient else _ASK_EVERY)
+                self._book.compare(info["num_ack_pending"], floor, before)
+        self._changed()
+        if self._book.waits and not self._survey_again:
+            patient = not (self._book.halted or self._book.suspects)
+            await asyncio.sleep(10 * _ASK_EVERY if patient else _ASK_EVERY)
 
     async def _look_up(self) -> None:
         before = self._book.ours()

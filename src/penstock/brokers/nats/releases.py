@@ -15,6 +15,7 @@ from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.records import parse_ack_subject
+from penstock.brokers.nats.protocol.requests import nak
 from penstock.clock import NS
 from penstock.config import DAY
 from penstock.errors import AlreadyExistsError, NotFoundError, PenstockError, PermissionDeniedError
@@ -23,7 +24,7 @@ RELEASES = "PENSTOCK-RELEASES"
 # A message that is given back more often than this has other troubles.
 _MOST = 10_000
 # Whoever gets it next must find the note; nobody waits for that to be stored.
-_NAK_LATER = b'-NAK {"delay": %d}' % int(0.25 * NS)
+_NAK_LATER = nak(0.25)
 
 
 class Releases:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from penstock.cli.brokers.broker import safe
 from penstock.errors import InvalidArgumentError
 from penstock.jobs.model.names import MediaType
 from penstock.media.extensions import DOCUMENTS, VIDEO, extension_of
@@ -15,6 +16,8 @@ from penstock.media.video_ids import video_id_of
 
 if TYPE_CHECKING:
     from penstock.cli.jobs.api import Api
+
+_LONGEST_TITLE = 500
 
 
 def request(
@@ -27,6 +30,8 @@ def request(
         body["title"] = title
     if remote or _is_address(media) or kind == MediaType.YOUTUBE:
         return body | {"source": media}
+    # An upload has no name of its own, and nobody knows a job by its id.
+    body.setdefault("title", safe(path.name)[:_LONGEST_TITLE])
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -38,6 +43,11 @@ def request(
         task = progress.add_task(path.name, total=path.stat().st_size)
         upload = client.upload(path, lambda size: progress.advance(task, size))
     return body | {"uploadId": upload}
+
+
+def name_of(media: str) -> str:
+    """What to call it on a screen."""
+    return media if _is_address(media) else Path(media).name or media
 
 
 def kind_of(media: str, given: str | None, remote: bool) -> str:

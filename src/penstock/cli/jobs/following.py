@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ENDS = {"Failed": "red", "Cancelled": "yellow"}
 # A stream that lasted so long was a good one, though nothing may have happened in it.
 _STEADY = 5.0
-_LONGEST_NAME = 32
+_WIDEST_NAME = 32
 _PAUSES = Backoff(initial=0.2, maximum=5.0)
 
 
@@ -27,11 +27,26 @@ def stage_text(job: dict[str, Any], stages: Sequence[str]) -> str:
     stage = job["stage"]
     colour = "green" if stage == stages[-1] else _ENDS.get(stage, "blue")
     reason = f" {job['reason']}" if job.get("reason") else ""
-    return f"[{colour}]{stage}[/]{reason}"
+    return f"[{colour}]{stage}[/]{reason}{_cut(job)}"
 
 
-def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool:
-    """Until every wanted job has ended; True when all of them completed.
+def _cut(job: dict[str, Any]) -> str:
+    """That the text is not all there was, and how much it is."""
+    if not job.get("truncated"):
+        return ""
+    letters = f"{job.get('characters', 0):,} letters"
+    pages = job.get("pages") or 1
+    return f" [yellow]cut after {f'{pages:,} pages' if pages > 1 else letters}[/]"
+
+
+def follow(
+    client: Api,
+    wanted: Collection[str],
+    out: Console,
+    patience: float,
+    names: Mapping[str, str] | None = None,
+) -> Following:
+    """Until every wanted job has ended. `names`: what to call jobs, by their ids.
 
     A stream that breaks is taken up again. `UnavailableError` once that has led nowhere for
     `patience` seconds, or at once when the API was never reached.
@@ -46,7 +61,7 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
         TimeElapsedColumn(),
         console=out,
     ) as progress:
-        following = _Following(wanted, progress, client.stages())
+        following = Following(wanted, progress, client.stages(), names or {})
         while True:
             began, changes = time.monotonic(), following.changes
             failure = UnavailableError(
@@ -62,8 +77,8 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
                     else:
                         for job_id in wanted:
                             following.show(client.job(job_id))
-                    if wanted and wanted <= following.ended.keys():
-                        return following.all_complete
+                    if wanted and all(job_id in following.ended for job_id in wanted):
+                        return following
             except UnavailableError as error:
                 failure = error
                 if not client.reached:
@@ -77,20 +92,31 @@ def follow(client: Api, wanted: set[str], out: Console, patience: float) -> bool
             time.sleep(pause)
 
 
-def _name(job: dict[str, Any]) -> str:
-    name = str(job.get("name") or job["jobId"][4:16])
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+class Following:
+    """`jobs`: what was last heard of each."""
 
-
-class _Following:
-    def __init__(self, wanted: set[str], progress: Progress, stages: Sequence[str]) -> None:
+    def __init__(
+        self,
+        wanted: Collection[str],
+        progress: Progress,
+        stages: Sequence[str],
+        names: Mapping[str, str],
+    ) -> None:
         self._wanted = wanted
         self._progress = progress
         self._stages = stages
+        self._names = names
+        self._width = min(max(map(len, names.values()), default=0), _WIDEST_NAME)
+        self.jobs: dict[str, dict[str, Any]] = {}
         self._bars: dict[str, TaskID] = {}
         self._seen: dict[str, str] = {}
         self.changes = 0
         self.ended: dict[str, str] = {}
+
+    @property
+    def last_stage(self) -> str:
+        """Where a job is when it is complete."""
+        return self._stages[-1]
 
     @property
     def all_complete(self) -> bool:
@@ -102,11 +128,12 @@ class _Following:
             return
         if job_id not in self._bars:
             self._bars[job_id] = self._progress.add_task(
-                "", total=len(self._stages), name=_name(job), media=job["mediaType"]
+                "", total=len(self._stages), name=self._name(job), media=job["mediaType"]
             )
+        self.jobs[job_id] = job
         bar, step = self._bars[job_id], self._step(stage)
         told = stage_text(job, self._stages)
-        self._progress.update(bar, completed=step, description=told, name=_name(job))
+        self._progress.update(bar, completed=step, description=told, name=self._name(job))
         if self._seen.get(job_id) != stage:
             self._seen[job_id] = stage
             self.changes += 1
@@ -115,6 +142,13 @@ class _Following:
             self._progress.stop_task(bar)
         else:
             self.ended.pop(job_id, None)
+
+    def _name(self, job: dict[str, Any]) -> str:
+        job_id = job["jobId"]
+        name = self._names.get(job_id) or str(job.get("name") or job_id[4:16])
+        if len(name) > _WIDEST_NAME:  # Both ends tell: the beginning is the name, the end the kind.
+            name = f"{name[: _WIDEST_NAME - 11]}…{name[-10:]}"
+        return f"{name:<{self._width}}"
 
     def _step(self, stage: str) -> int:
         if stage in _ENDS:

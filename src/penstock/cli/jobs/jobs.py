@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from penstock.cli.brokers.broker import AsJson, print_json
+from penstock.cli.exit_codes import NOT_ALL
 from penstock.cli.jobs.following import follow
 from penstock.cli.jobs.metrics import observer
 from penstock.cli.jobs.options import SettingsOptions, with_api, with_settings
 from penstock.cli.jobs.process import run_until_stopped
 from penstock.cli.jobs.showing import show_jobs
+from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.cli.jobs.api import Api
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 jobs = typer.Typer(help="Media jobs, through the ingestion API.", no_args_is_help=True)
 _out = Console()
+_err = Console(stderr=True)
 
 JobArgument = Annotated[str, typer.Argument(help="A job's id.", metavar="JOB")]
 Patience = Annotated[
@@ -39,7 +44,19 @@ def serve(
 ) -> None:
     """Serve the ingestion API and its page until interrupted."""
     settings = options.load(api={"host": host, "port": port})
+    if settings.media.root is not None:
+        _make_folder(Path(settings.media.root))
     run_until_stopped(lambda stop: _serve(settings, workers, stop))
+
+
+def _make_folder(root: Path) -> None:
+    """Uploads go there. A worker that finds none was pointed elsewhere, and makes none."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"Cannot make the media folder {root}: {error.strerror}; choose another with --media"
+        ) from None
 
 
 async def _serve(settings: JobSettings, workers: bool, stop: asyncio.Event) -> None:
@@ -80,23 +97,32 @@ def submit(
         bool, typer.Option(help="MEDIA are paths in the server's media folder.")
     ] = False,
     patience: Patience = _PATIENCE,
+    json: AsJson = False,
 ) -> None:
-    """Ask for a job for each of MEDIA. Files are uploaded.
+    """Ask for a job for each of MEDIA. Files are uploaded; one that cannot be is named, and the
+    others go on.
 
-    With --wait it ends with 0 when all jobs are complete, and with 1 otherwise.
+    Ends with 0 when all were sent, with --wait when all jobs are complete, and with 1 otherwise.
     """
-    from penstock.cli.jobs.asking import kind_of, request
+    from penstock.cli.jobs.submitting import Wish, say_sent, say_what_failed, submit_each
 
-    kinds = [kind_of(one, kind, remote) for one in media]
-    made = []
-    for number, (one, its_kind) in enumerate(zip(media, kinds, strict=True)):
-        own_key = key if key is None or len(media) == 1 else f"{key}-{number}"
-        job = client.submit(request(client, one, its_kind, title, _out, remote=remote), own_key)
-        made.append(job["jobId"])
-        if not wait:
-            typer.echo(job["jobId"])
-    if wait and not follow(client, set(made), _out, patience):
-        raise typer.Exit(1)
+    out = _err if json else _out
+    wish = Wish(kind=kind, key=key, title=title, remote=remote)
+    sending = submit_each(client, media, wish, out)
+    answers = say_sent(sending, json=json, alone=len(media) == 1, quiet=wait)
+    all_done = not any(one.error for one in answers)
+    sent = {one.job_id: one.name for one in answers if one.job is not None}
+    if wait and sent:
+        following = follow(client, list(sent), out, patience, sent)
+        for one in answers:
+            one.job = following.jobs.get(one.job_id)
+        all_done = all_done and following.all_complete
+        say_what_failed(answers, following.last_stage, out)
+    if wait and json:
+        for one in answers:
+            print_json(one.told())
+    if not all_done:
+        raise typer.Exit(NOT_ALL)
 
 
 @jobs.command()
@@ -107,12 +133,17 @@ def status(
     text: Annotated[bool, typer.Option(help="Show its transcript.")] = False,
     stage: Annotated[str | None, typer.Option(help="Only jobs at this stage.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+    json: AsJson = False,
 ) -> None:
     """Show a job, or the newest ones."""
     if job is None:
-        _show(client, client.jobs(limit=limit, stage=stage))
+        _show(client, client.jobs(limit=limit, stage=stage), json=json)
         return
-    _show(client, [client.job(job)])
+    found = client.job(job)
+    if json:
+        print_json(found | ({"transcript": client.transcript(job)} if text else {}))
+        return
+    _show(client, [found])
     if text:
         for start, end, said in client.transcript(job)["segments"]:
             when = f"{start:8.2f} {end:8.2f}  " if end else ""
@@ -129,23 +160,27 @@ def watch(
     patience: Patience = _PATIENCE,
 ) -> None:
     """Follow jobs live; with ids, until all of them have ended."""
-    if not follow(client, set(job or ()), _out, patience):
-        raise typer.Exit(1)
+    if not follow(client, job or (), _out, patience).all_complete:
+        raise typer.Exit(NOT_ALL)
 
 
 @jobs.command()
 @with_api
-def retry(client: Api, job: JobArgument) -> None:
+def retry(client: Api, job: JobArgument, json: AsJson = False) -> None:
     """Run a job that failed or was cancelled anew; try one that is under way now."""
-    _show(client, [client.change(job, "retry")])
+    _show(client, [client.change(job, "retry")], json=json)
 
 
 @jobs.command()
 @with_api
-def cancel(client: Api, job: JobArgument) -> None:
+def cancel(client: Api, job: JobArgument, json: AsJson = False) -> None:
     """Stop a job."""
-    _show(client, [client.change(job, "cancel")])
+    _show(client, [client.change(job, "cancel")], json=json)
 
 
-def _show(client: Api, found: list[dict[str, Any]]) -> None:
-    show_jobs(found, client.stages(), _out)
+def _show(client: Api, found: list[dict[str, Any]], *, json: bool = False) -> None:
+    if not json:
+        show_jobs(found, client.stages(), _out)
+        return
+    for job in found:
+        print_json(job)

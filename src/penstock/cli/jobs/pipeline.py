@@ -19,13 +19,16 @@ from penstock.cli.jobs.options import (
     with_settings,
 )
 from penstock.cli.jobs.process import log_to_terminal
-from penstock.errors import InvalidArgumentError
+from penstock.cli.jobs.shipping import manifests, ship
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
     from penstock.spark.jobs.pipeline import Part, SparkPipeline
 
 pipeline = typer.Typer(help="The stages of the jobs, on Spark.", no_args_is_help=True)
+pipeline.command()(ship)
+pipeline.command()(manifests)
 
 Master = Annotated[
     str | None, typer.Option(help="Spark's master: local[*], local-cluster[…], spark://HOST:PORT.")
@@ -48,6 +51,10 @@ Files = Annotated[
     list[Path] | None,
     typer.Option("--py-files", help="Modules for the tasks: .py, .zip or .whl; repeatable."),
 ]
+Environment = Annotated[
+    Path | None,
+    typer.Option(help="All that tasks need beside Spark: what `penstock pipeline ship` made."),
+]
 Since = Annotated[str | None, typer.Option(help="Only what is not older: 2026-01-31T12:00, or 2h.")]
 Trigger = Annotated[float, typer.Option(min=0, help="Seconds between batches.")]
 
@@ -64,12 +71,13 @@ def run(
     trigger: Trigger = 0.5,
     conf: Conf = None,
     py_files: Files = None,
+    environment: Environment = None,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run until interrupted: SIGTERM and Ctrl-C let the batches that run come to their end."""
     options = _options(common, checkpoints, history, stages) | {"trigger": trigger}
     with serving_metrics(metrics_port):
-        _run(common.load(), _Spark(master, remote, conf, py_files), options, once=None)
+        _run(common.load(), _Spark(master, remote, conf, py_files, environment), options, once=None)
 
 
 @pipeline.command()
@@ -83,6 +91,7 @@ def backfill(
     history: History = None,
     conf: Conf = None,
     py_files: Files = None,
+    environment: Environment = None,
     since: Since = None,
     job: Annotated[
         list[str] | None, typer.Option(help="Only what is about this job; repeatable.")
@@ -93,7 +102,7 @@ def backfill(
 
     part = Part(since=moment(since), jobs=job or ())
     options = _options(common, checkpoints, history, stages)
-    _run(common.load(), _Spark(master, remote, conf, py_files), options, once=part)
+    _run(common.load(), _Spark(master, remote, conf, py_files, environment), options, once=part)
 
 
 @pipeline.command()
@@ -179,15 +188,19 @@ class _Spark:
     remote: str | None
     conf: list[str] | None
     files: list[Path] | None
+    environment: Path | None
 
     def config(self) -> dict[str, str]:
+        from penstock.spark.session.shipping import shipped
+
         pairs = [text.partition("=") for text in self.conf or ()]
         for name, separator, _ in pairs:
             if not separator or not name.startswith("spark."):
                 raise InvalidArgumentError(
                     f"--conf takes a setting of Spark, as spark.executor.memory=2g, not {name!r}"
                 )
-        return {name: value for name, _, value in pairs}
+        given = {name: value for name, _, value in pairs}
+        return given if self.environment is None else shipped(self.environment) | given
 
     def modules(self) -> list[str]:
         for file in self.files or ():
@@ -197,9 +210,13 @@ class _Spark:
 
 
 def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: Part | None) -> None:
+    from pyspark.errors import PySparkException
+
     from penstock.spark import session
+    from penstock.spark.jobs.jvm import driver_config
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
     from penstock.spark.jobs.places import check_reach
+    from penstock.spark.reasons import reason_of
     from penstock.spark.session.starting import add_modules, master_of
 
     log_to_terminal()
@@ -209,6 +226,7 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: P
     queries = queries_of(settings, chosen)
     if how.remote is None:
         check_reach(settings, master_of(how.master))
+        config = driver_config() | config
     typer.echo("Starting Spark…")
     spark = session(
         "penstock pipeline", how.master, remote=how.remote, config=config, log_level="ERROR"
@@ -224,6 +242,8 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: P
         else:
             made.run()
             typer.echo("Stopped between batches.")
+    except PySparkException as error:
+        raise FailedPreconditionError(f"Spark: {reason_of(error)}") from error
     finally:
         spark.stop()
 

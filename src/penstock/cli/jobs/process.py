@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from penstock.cli.ending import Ending
 
-_CHATTY = ("faster_whisper", "httpx", "py4j", "uvicorn")
+_CHATTY = ("alembic", "faster_whisper", "httpx", "py4j", "uvicorn")
 
 
 def log_to_terminal() -> None:

@@ -1,4 +1,4 @@
-"""`penstock provision`: topics and subscriptions that jobs need, made or written down."""
+"""`penstock provision`: topics and subscriptions that jobs need, made, changed or written down."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def provision(
         bool, typer.Option("--spark", help="Also what the projection on Spark reads.")
     ] = False,
 ) -> None:
-    """Make the topics and subscriptions that jobs need; what exists is left as it is."""
+    """Make the topics and subscriptions that jobs need, or make them what the settings say."""
     settings = common.load()
     if dry_run:
         typer.echo(_written(settings, form, spark=spark))
@@ -47,10 +47,15 @@ async def _made(settings: JobSettings, *, spark: bool) -> None:
         client = PubSubClient(pubsub, settings)
         has_log = (await pubsub.broker()).log is not None
         await client.provision(spark=spark)
+        subscriptions = client.every_subscription(has_log=has_log, spark=spark)
+        changed = await client.apply_to_topics()
+        changed += await client.apply_to_subscriptions(subscriptions)
         for topic in client.topics():
             typer.echo(f"topic {topic.name}")
-        for subscription in client.every_subscription(has_log=has_log, spark=spark):
+        for subscription in subscriptions:
             typer.echo(f"subscription {subscription.name} of {subscription.topic}")
+        for told in changed:
+            typer.echo(f"changed {told}")
 
 
 def _written(settings: JobSettings, form: As, *, spark: bool) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Self
 
 from penstock.broker import Broker
 from penstock.client import PubSub
-from penstock.config import TopicConfig
+from penstock.config import SubscriptionConfig, TopicConfig
+from penstock.ensuring import ensure_subscription, ensure_topic
 from penstock.errors import AlreadyExistsError, PermissionDeniedError, UnimplementedError
 from penstock.jobs.messaging.listening import Listeners
 from penstock.jobs.messaging.publisher import Publisher
@@ -33,6 +34,19 @@ async def _make(making: Coroutine[Any, Any, object]) -> None:
         return
     except PermissionDeniedError as error:
         _log.info("Taken for made by somebody else: %s", error)
+
+
+async def _change(what: TopicConfig | SubscriptionConfig, ensuring: Awaitable[str]) -> str:
+    kind = "topic" if isinstance(what, TopicConfig) else "subscription"
+    try:
+        changed = await ensuring
+    except PermissionDeniedError as error:
+        _log.info("The %s %r is taken for as it should be: %s", kind, what.name, error)
+        return ""
+    if not changed:
+        return ""
+    _log.warning("The %s %r is changed to what the settings say: %s", kind, what.name, changed)
+    return f"{kind} {what.name}: {changed}"
 
 
 def _check_claims(broker: Broker) -> None:
@@ -84,6 +98,29 @@ class PubSubClient:
             )
         for subscription in self.every_subscription(has_log=has_log, spark=spark):
             await _make(subscription.create())
+
+    async def apply_to_topics(self) -> list[str]:
+        """Make topics that exist what the settings say, and return what that changed. For those who
+        take jobs in: one process at least of each system does, and workers may know less."""
+        broker = await self.pubsub.broker()
+        # What they route by is a matter of speed, and stays as they were made.
+        return [
+            told
+            for topic in self.topics()
+            if (told := await _change(topic, ensure_topic(broker, topic, {"message_retention"})))
+        ]
+
+    async def apply_to_subscriptions(self, subscriptions: Sequence[Subscription]) -> list[str]:
+        """The same for subscriptions, for those who take messages from them. What is refused is a
+        `FailedPreconditionError` with the difference."""
+        broker = await self.pubsub.broker()
+        changed = []
+        for one in subscriptions:
+            given = one.config_given
+            wanted = SubscriptionConfig(name=one.name, topic=one.topic or "", **given)
+            told = await _change(wanted, ensure_subscription(broker, wanted, given))
+            changed += [told] if told else []
+        return changed
 
     def topics(self) -> list[TopicConfig]:
         """All that jobs need, those for dead letters first."""

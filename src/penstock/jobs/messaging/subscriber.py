@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from penstock.config import RetryPolicy
 from penstock.errors import PenstockError
 from penstock.jobs.incoming import Incoming, dead_letter
@@ -68,7 +70,8 @@ class Subscriber(Listener, Generic[T]):
             self._observer.handled(subject, self._name, "lost", time.monotonic() - began)
             raise
         took = time.monotonic() - began
-        self._observer.handled(subject, self._name, type(outcome).__name__.lower(), took)
+        about = replace(subject, reason=None if isinstance(outcome, Done) else outcome.reason)
+        self._observer.handled(about, self._name, type(outcome).__name__.lower(), took)
 
     async def _outcome(self, message: Message, subject: Subject) -> Outcome:
         try:

@@ -64,6 +64,7 @@ class DocumentInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defau
     kind: Word
     pages: Count = 0
     characters: Count = 0
+    truncated: bool = False
 
 
 Info: TypeAlias = AudioInfo | VideoInfo | YouTubeInfo | DocumentInfo
@@ -122,6 +123,8 @@ class TranscriptComplete(StageEvent, frozen=True, kw_only=True):
     language: Word | None = None
     segments: Count = 0
     characters: Count = 0
+    pages: Count | None = None
+    truncated: bool = False
 
 
 JobEvent: TypeAlias = JobQueued | MetadataReady | TranscriptComplete | JobFailed | JobCancelled

@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Struct
 
 from penstock.config import DAY, check_duration, check_whole
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, PenstockError
 from penstock.jobs.model.event import StageEvent
-from penstock.jobs.model.fields import Word
+from penstock.jobs.model.fields import Count, Word
 from penstock.jobs.model.job import Job, info_type
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.handler_check import check_handler
@@ -32,11 +32,14 @@ _log = logging.getLogger("penstock.jobs")
 
 
 class Text(Struct, frozen=True, kw_only=True):
-    """A transcript, or the text of a document. Stored, never sent."""
+    """A transcript, or the text of a document. Stored, never sent. `pages`: how many were read, of
+    what has pages; `truncated`: there was more than the limits allow."""
 
     segments: list[Segment]
     language: Word | None = None
     model: str = ""
+    pages: Count | None = None
+    truncated: bool = False
 
     @property
     def characters(self) -> int:
@@ -68,6 +71,20 @@ class Judged(Protocol):
 
     reason: str
     permanent: bool
+
+
+CONFIGURATION = "configuration"
+"""The reason that is never the job's: an operator must change something where it was tried."""
+_OURS = frozenset((CONFIGURATION, "guard_unavailable"))
+
+
+class CannotWorkError(FailedPreconditionError):
+    """A job cannot be worked on here until somebody changes something, and is not to blame: it
+    waits, and the attempt does not count."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        self.reason = reason
+        super().__init__(text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +149,11 @@ class Stage:
         )
 
     async def run(self, job: Job, attempt: int = 1) -> Outcome:
-        """One attempt at a job, always answered; the last one is never a `Retry`."""
+        """One attempt at a job, always answered; the last one is never a `Retry`.
+        `CannotWorkError` when the reason is `configuration`: that is nothing about the job."""
         outcome = await self._attempt(job)
+        if not isinstance(outcome, Done) and outcome.reason == CONFIGURATION:
+            raise self._cannot_work(job, CONFIGURATION, "its handler says so")
         last = self.max_attempts is not None and attempt >= self.max_attempts
         if isinstance(outcome, Retry) and last:
             return Reject(outcome.reason, gave_up=True)
@@ -150,12 +170,21 @@ class Stage:
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Retry("time-limit")
+            if isinstance(error, Judged) and str(error.reason) in _OURS:
+                raise self._cannot_work(job, error.reason, str(error)) from error
             return judge(error, f"Stage {self.name!r} of job {job.job_id}")
         wrong = _what_is_wrong(outcome, job, self.event)
         if wrong is not None:
             _log.error("The handler of stage %r %s", self.name, wrong)
             return Reject("handler-error")
         return outcome
+
+    def _cannot_work(self, job: Job, reason: str, why: str) -> CannotWorkError:
+        return CannotWorkError(
+            reason,
+            f"Stage {self.name!r} cannot work on {job.media_type} jobs here ({why}); they wait "
+            "until that is changed, and no job fails of it",
+        )
 
 
 def _what_is_wrong(outcome: object, job: Job, event: type[StageEvent] | None) -> str | None:

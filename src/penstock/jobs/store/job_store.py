@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import Select, delete, insert, select, update
+from sqlalchemy import Row, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.batching import GroupCommit
@@ -27,6 +27,11 @@ from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.records import (
     BEGIN,
     CHANGE,
+    CREATE,
+    FIND,
+    FIND_LOCKED,
+    KEEP_RESULT,
+    KEEP_TEXT,
     JobRecord,
     NewJob,
     Standing,
@@ -34,6 +39,7 @@ from penstock.jobs.store.records import (
     after,
     changed_row,
     created,
+    first_record,
     jobs,
     metadata,
     new_row,
@@ -43,7 +49,7 @@ from penstock.jobs.store.records import (
     texts,
 )
 from penstock.jobs.store.said import Said, again, of_stage, say
-from penstock.transactional import Database, Outbox, insert_into
+from penstock.transactional import Database, Outbox
 from penstock.transactional.schema import prepare
 
 T = TypeVar("T")
@@ -106,25 +112,30 @@ class ProcessingJobStore:
             return {}
         found: dict[str, JobRecord] = {}
         async with self.database.transaction(reading=True) as connection:
-            rows = (await connection.execute(self._rows_of(job_ids))).all()
+            rows = await self._rows(connection, job_ids)
         for row in rows:
             with suppress(FailedPreconditionError):
                 found[row.job_id] = record_of(self.pipeline, row)
         return found
 
-    def _rows_of(self, job_ids: Sequence[str]) -> Select[Any]:
-        ours = jobs.c.media_type.in_([kind.value for kind in self.pipeline.job_types])
-        return select(jobs).where(jobs.c.job_id.in_(set(job_ids)), ours)
-
     async def find(
         self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
     ) -> dict[str, JobRecord]:
         """Those that are there; locked, nobody else changes them before the transaction ends."""
-        query = self._rows_of(job_ids)
-        if lock and connection.dialect.name == "postgresql":
-            query = query.order_by(jobs.c.job_id).with_for_update()
-        found = await connection.execute(query)
+        found = await self._rows(connection, job_ids, lock=lock)
         return {row.job_id: record_of(self.pipeline, row) for row in found}
+
+    async def _rows(
+        self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
+    ) -> list[Row[Any]]:
+        dialect = connection.dialect.name
+        ids: Any = list(set(job_ids))
+        if dialect == "sqlite":
+            ids = msgspec.json.encode(ids).decode()
+        query = (FIND_LOCKED if lock else FIND)[dialect]
+        ours = self.pipeline.job_types
+        found = await connection.execute(query, {"ids": ids})
+        return [row for row in found if row.media_type in ours]
 
     async def text(self, job_id: str) -> Text | None:
         async with self.database.transaction(reading=True) as connection:
@@ -160,14 +171,16 @@ class ProcessingJobStore:
         self, connection: AsyncConnection, new: Sequence[NewJob]
     ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
         """`add` for several, in the transaction of `connection`; errors are answers."""
-        await connection.execute(
-            insert_into(connection, jobs).on_conflict_do_nothing(index_elements=["job_id"]),
-            [new_row(one) for one in new],
-        )
-        kept = await self.find(connection, [one.job.job_id for one in new])
-        answers = [created(one, kept.get(one.job.job_id)) for one in new]
-        made = [a[0] for a in answers if not isinstance(a, AlreadyExistsError) and a[1]]
-        said = [one for record in made for one in of_stage(self._settings, record)]
+        rows = [new_row(one) for one in new]
+        made = await CREATE[connection.dialect.name].execute(connection, rows)
+        answers: Sequence[tuple[JobRecord, bool] | AlreadyExistsError]
+        if made == len(new):
+            answers = [(first_record(one), True) for one in new]
+        else:
+            kept = await self.find(connection, [one.job.job_id for one in new])
+            answers = [created(one, kept.get(one.job.job_id)) for one in new]
+        fresh = [a[0] for a in answers if not isinstance(a, AlreadyExistsError) and a[1]]
+        said = [one for record in fresh for one in of_stage(self._settings, record)]
         await say(self.outbox, connection, said)
         return answers
 
@@ -201,7 +214,7 @@ class ProcessingJobStore:
             taken.append((step, changed))
             answers.append(changed)
         if taken:
-            await connection.execute(CHANGE, [changed_row(record) for _, record in taken])
+            await CHANGE.execute(connection, [changed_row(record) for _, record in taken])
             await self._keep_texts(connection, [step for step, _ in taken])
             await self._keep_results(connection, [step for step, _ in taken])
             await say(self.outbox, connection, self._said(taken))
@@ -229,7 +242,7 @@ class ProcessingJobStore:
             if step.done.text is not None
         ]
         if rows:
-            await connection.execute(insert(texts), rows)
+            await KEEP_TEXT.execute(connection, rows)
 
     async def _keep_results(self, connection: AsyncConnection, taken: Sequence[Step]) -> None:
         anew = [step.job.job_id for step in taken if step.to is JobStage.QUEUED]
@@ -246,7 +259,7 @@ class ProcessingJobStore:
             if step.done.result is not None
         ]
         if rows:
-            await connection.execute(insert(results), rows)
+            await KEEP_RESULT.execute(connection, rows)
 
     async def send(self, said: Said) -> None:
         """Say something that is of no job, a dead letter that does not decode for instance."""
@@ -264,11 +277,17 @@ class ProcessingJobStore:
     async def begin(self, job: Job) -> JobRecord | None:
         """Count an attempt at a job if it is due, before it is made; it ends with a step, with
         `try_again` or with `interrupt`, and is `trying` until then. Returns what is kept of it."""
+        kept, _ = await self._begin([job], suspects_too=True)
+        return kept.get(job.job_id)
+
+    async def begin_unless_suspect(self, job: Job) -> tuple[JobRecord | None, bool]:
+        """`begin`, unless the job's last attempt never ended, which the second answer says: then
+        nothing was counted."""
         return await self._begins.do(job)
 
-    async def _begin_each(self, wanted: Sequence[Job]) -> Sequence[JobRecord | None]:
-        kept, _ = await self._begin(wanted, suspects_too=True)
-        return [kept.get(job.job_id) for job in wanted]
+    async def _begin_each(self, wanted: Sequence[Job]) -> Sequence[tuple[JobRecord | None, bool]]:
+        kept, suspects = await self._begin(wanted, suspects_too=False)
+        return [(kept.get(job.job_id), job.job_id in suspects) for job in wanted]
 
     async def begin_together(
         self, wanted: Sequence[Job]
@@ -294,31 +313,53 @@ class ProcessingJobStore:
             }
             if begun:
                 rows = [{"id": job_id, "begun": one.attempts} for job_id, one in begun.items()]
-                await connection.execute(BEGIN, rows)
+                await BEGIN.execute(connection, rows)
         return kept | begun, frozenset(r.job.job_id for r in due) - begun.keys()
 
-    async def try_again(self, job: Job, seconds: float) -> None:
-        """The attempt failed, and the job is sent again after so long; unless it has gone on, or
-        somebody else has ended the attempt."""
-        await self._retries.do((job, seconds))
+    async def try_again(self, job: Job, seconds: float, *, counts: bool = True) -> bool:
+        """The attempt failed, and the job is sent again after so long; False when it has gone on,
+        or somebody else has ended the attempt. One that does not count was not the job's fault."""
+        return await self._retries.do((job, seconds, counts))
 
-    async def _try_again_all(self, wanted: Sequence[tuple[Job, float]]) -> Sequence[None]:
+    async def _try_again_all(self, wanted: Sequence[tuple[Job, float, bool]]) -> Sequence[bool]:
         async with self.database.transaction() as connection:
-            kept = await self.find(connection, [job.job_id for job, _ in wanted], lock=True)
-            said: dict[str, Said] = {}
-            for job, seconds in wanted:
-                record = kept.get(job.job_id)
-                if record is None or standing(self.pipeline, job, record) is not Standing.DUE:
-                    continue
-                if record.trying:
-                    ended = replace(record, trying=False, version=record.version + 1)
-                    kept[job.job_id] = ended
-                    said[job.job_id] = again(self._settings, ended, seconds)
-            if said:
-                await connection.execute(CHANGE, [changed_row(kept[job_id]) for job_id in said])
-                await say(self.outbox, connection, said.values())
+            answers = await self._postpone(connection, wanted)
         self._on_commit()
-        return [None] * len(wanted)
+        return answers
+
+    async def _postpone(
+        self, connection: AsyncConnection, wanted: Sequence[tuple[Job, float, bool]]
+    ) -> Sequence[bool]:
+        kept = await self.find(connection, [job.job_id for job, *_ in wanted], lock=True)
+        said: dict[str, Said] = {}
+        for job, seconds, counts in wanted:
+            record = kept.get(job.job_id)
+            if record is None or standing(self.pipeline, job, record) is not Standing.DUE:
+                continue
+            if record.trying:
+                attempts = record.attempts if counts else max(0, record.attempts - 1)
+                ended = replace(record, trying=False, version=record.version + 1, attempts=attempts)
+                kept[job.job_id] = ended
+                said[job.job_id] = again(self._settings, ended, seconds)
+        if said:
+            await CHANGE.execute(connection, [changed_row(kept[job_id]) for job_id in said])
+            await say(self.outbox, connection, said.values())
+        return [job.job_id in said for job, *_ in wanted]
+
+    async def end_together(
+        self, steps: Sequence[Step], retries: Sequence[tuple[Job, float]]
+    ) -> tuple[Sequence[JobRecord | None], Sequence[bool]]:
+        """`step` and `try_again` for the attempts of a batch, in one transaction; what each of
+        them answers."""
+        taken: Sequence[JobRecord | None] = []
+        postponed: Sequence[bool] = []
+        async with self.database.transaction() as connection:
+            if steps:
+                taken = await self.take(connection, steps)
+            if retries:
+                postponed = await self._postpone(connection, [(*one, True) for one in retries])
+        self._on_commit()
+        return taken, postponed
 
     async def interrupt(self, job: Job) -> None:
         """The attempt was stopped by us, so it does not count; whoever has the job's message
@@ -351,7 +392,7 @@ class ProcessingJobStore:
                     break
             else:
                 once_more = replace(record, version=record.version + 1)
-                await connection.execute(CHANGE, [changed_row(once_more)])
+                await CHANGE.execute(connection, [changed_row(once_more)])
                 await say(self.outbox, connection, [again(self._settings, once_more, 0.0)])
         self._on_commit()
 

@@ -11,18 +11,25 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Integer,
     LargeBinary,
     MetaData,
     String,
     Table,
     Text,
+    any_,
     bindparam,
+    func,
+    insert,
+    select,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Row
 
 from penstock.errors import AlreadyExistsError, FailedPreconditionError
@@ -31,6 +38,7 @@ from penstock.jobs.model.names import JobStage, MediaType
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.stage import Done
 from penstock.message import Draft
+from penstock.transactional.many_rows import ManyRows
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -80,6 +88,9 @@ texts = Table(
     Column("run", Integer, nullable=False),
     Column("text", LargeBinary, nullable=False),
 )
+
+
+_NAMES = jobs.c.keys()
 
 
 class JobRecord(Struct, frozen=True, kw_only=True):
@@ -155,18 +166,32 @@ _CHANGED = (
     *("stage", "previous", "run", "version", "info", "title", "reason", "attempts", "language"),
     *("segments", "characters", "updated_us", "trying"),
 )
-CHANGE = (
+CHANGE = ManyRows(
     update(jobs)
     .where(jobs.c.job_id == bindparam("id"))
     .values({name: bindparam(f"new_{name}") for name in _CHANGED})
 )
-
-
-BEGIN = (
+BEGIN = ManyRows(
     update(jobs)
     .where(jobs.c.job_id == bindparam("id"))
     .values(attempts=bindparam("begun"), trying=True)
 )
+_ids: dict[str, ColumnElement[bool]] = {
+    # One value, however many ids: a statement for each number of them would be made anew each time.
+    "sqlite": jobs.c.job_id.in_(
+        select(func.json_each(bindparam("ids", type_=Text())).table_valued("value").c.value)
+    ),
+    "postgresql": jobs.c.job_id == any_(bindparam("ids", type_=ARRAY(String(36)))),
+}
+FIND = {dialect: select(jobs).where(among) for dialect, among in _ids.items()}
+FIND_LOCKED = FIND | {"postgresql": FIND["postgresql"].order_by(jobs.c.job_id).with_for_update()}
+KEEP_TEXT, KEEP_RESULT = ManyRows(insert(texts)), ManyRows(insert(results))
+CREATE = {
+    "sqlite": ManyRows(sqlite.insert(jobs).on_conflict_do_nothing(index_elements=["job_id"])),
+    "postgresql": ManyRows(
+        postgresql.insert(jobs).on_conflict_do_nothing(index_elements=["job_id"])
+    ),
+}
 
 
 def new_row(new: NewJob) -> dict[str, Any]:
@@ -200,6 +225,18 @@ def _own_fields(job: Job) -> bytes | None:
         return None
     values = msgspec.to_builtins(job)
     return msgspec.json.encode({name: values[name] for name in names if name in values})
+
+
+def first_record(new: NewJob) -> JobRecord:
+    """What is kept of a job that is new."""
+    return JobRecord(
+        job=new.job,
+        source=new.source,
+        version=1,
+        updated_at=new.job.created_at,
+        title=new.title,
+        request=new.request,
+    )
 
 
 def created(new: NewJob, kept: JobRecord | None) -> tuple[JobRecord, bool] | AlreadyExistsError:
@@ -261,7 +298,7 @@ def changed_row(record: JobRecord) -> dict[str, Any]:
 
 
 def record_of(pipeline: Pipeline, row: Row[Any]) -> JobRecord:
-    kept = row._mapping
+    kept = dict(zip(_NAMES, row, strict=True))
     kind = pipeline.job_types[MediaType(kept["media_type"])]
     fields: dict[str, Any] = {
         "jobId": kept["job_id"],

@@ -42,6 +42,8 @@ class JobView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
     language: str | None = None
     segments: int | None = None
     characters: int | None = None
+    pages: int | None = None
+    truncated: bool | None = None
     reason: str | None = None
     attempts: int | None = None
     correlation_id: str | None = None
@@ -53,7 +55,10 @@ class JobView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
         return int(self.queued_at.timestamp() * 1e6), self.job_id
 
 
-_PLACES = ("duration", "size", "language", "segments", "characters", "reason", "attempts")
+_PLACES = (
+    *("duration", "size", "language", "segments", "characters", "pages", "truncated"),
+    *("reason", "attempts"),
+)
 
 
 def take_in(

@@ -65,6 +65,26 @@ class MediaSource:
         self._verify = verify
         self._reserved = reserved
 
+    @property
+    def is_closed(self) -> bool:
+        """Neither files nor the web may be read."""
+        return self._root is None and not self._hosts
+
+    def check_ready(self, folder: str = "") -> None:
+        """`MediaError` of the reason `configuration` when nothing can come from here: nothing is
+        allowed, or the root, or a folder in it, is none that this process can read."""
+        if self.is_closed:
+            text = "Media can be had from nowhere; set media.root (--media DIR), or media.hosts"
+            raise MediaError("configuration", text)
+        if self._root is None and not folder:
+            return
+        if self._root is None or not _is_readable(self._root / folder):
+            place = "not set" if self._root is None else f"{self._root / folder}"
+            text = f"The media folder is {place}, which cannot be read here"
+            raise MediaError(
+                "configuration", f"{text}; set media.root (--media DIR) to one that can"
+            )
+
     @asynccontextmanager
     async def open(self, reference: str) -> AsyncIterator[Path]:
         """A path by which this process can read the media until the block ends."""
@@ -126,6 +146,8 @@ class MediaSource:
         try:
             real = (root / relative).resolve(strict=True)
         except FileNotFoundError:
+            # Of a folder that is gone no file can be missing.
+            self.check_ready()
             raise MediaError("not_found", "There is no such file in the media folder") from None
         except (OSError, RuntimeError, ValueError):
             raise MediaError("forbidden", "The file cannot be reached") from None
@@ -264,6 +286,10 @@ def _url(text: str) -> httpx.URL:
         return httpx.URL(text)
     except (httpx.InvalidURL, ValueError, TypeError):
         raise MediaError("bad_reference", "The address does not parse") from None
+
+
+def _is_readable(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)
 
 
 def _file_path(rest: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 from xml.parsers import expat
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from penstock.media.errors import MediaError
 from penstock.media.extensions import DocumentKind
@@ -21,6 +21,8 @@ MOST_PAGES = 2_000
 _MOST_BYTES = 64 << 20
 _MOST_UNPACKED = 128 << 20
 _MOST_DEPTH = 200
+PAGES, CHARACTERS = 500, 1_000_000
+"""What is read of a document unless another limit is given."""
 # JSON may take six bytes for a character.
 LIMITS = Limits(seconds=60, memory_bytes=768 << 20, output_bytes=6 * MOST_CHARACTERS + 4096)
 
@@ -38,14 +40,20 @@ async def extract_text(
     path: Path | str | int,
     kind: DocumentKind,
     *,
-    max_characters: int = 1_000_000,
-    max_pages: int = 500,
-    limits: Limits = LIMITS,
+    max_characters: int = CHARACTERS,
+    max_pages: int = PAGES,
+    limits: Limits | None = None,
     pool: GuardPool | None = None,
 ) -> DocumentText:
     """The text of the document at `path`; at most so many characters and pages of it."""
     return await run_guarded(
-        read_text, kind, max_characters, max_pages, media=path, limits=limits, pool=pool
+        read_text,
+        kind,
+        max_characters,
+        max_pages,
+        media=path,
+        limits=limits or _limits(max_pages),
+        pool=pool,
     )
 
 
@@ -53,15 +61,27 @@ def extract_text_blocking(
     path: Path | str | int,
     kind: DocumentKind,
     *,
-    max_characters: int = 1_000_000,
-    max_pages: int = 500,
-    limits: Limits = LIMITS,
+    max_characters: int = CHARACTERS,
+    max_pages: int = PAGES,
+    limits: Limits | None = None,
     pool: GuardPool | None = None,
 ) -> DocumentText:
     """`extract_text`, for code without an event loop."""
     return run_guarded_blocking(
-        read_text, kind, max_characters, max_pages, media=path, limits=limits, pool=pool
+        read_text,
+        kind,
+        max_characters,
+        max_pages,
+        media=path,
+        limits=limits or _limits(max_pages),
+        pool=pool,
     )
+
+
+def _limits(max_pages: int) -> Limits:
+    """Who asks for more pages than usual gives them the time, too."""
+    more = max(1.0, min(max_pages, MOST_PAGES) / PAGES)
+    return structs.replace(LIMITS, seconds=LIMITS.seconds * more)
 
 
 class _Gathered:

@@ -116,6 +116,13 @@ def open_container(file: NamelessFile) -> Any:
         raise MediaError("unsupported", text) from None
 
 
+def check_decoder() -> None:
+    """Runs in the guarded child: that what decodes is there."""
+    import av
+
+    av.logging.set_level(av.logging.PANIC)
+
+
 def read_info(file: BinaryIO) -> MediaInfo:
     """Runs in the guarded child."""
     nameless = NamelessFile(file)

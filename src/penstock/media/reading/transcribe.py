@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ class Transcriber:
         self._pool = pool
         self._lock = threading.Lock()
         self._whisper: Any = None
+
+    def check(self) -> None:
+        """`MediaError` of the reason `configuration` when the weights are not there, or cannot
+        know the language that is asked for. Loads nothing."""
+        folder = weights(self.model)
+        if find_spec("faster_whisper") is None:
+            raise _not_installed()
+        if folder.name.endswith(".en") or self.model.endswith(".en"):
+            self._check_language(("en",))
 
     def load(self) -> None:
         """Load the weights now rather than with the first transcript."""
@@ -163,7 +173,7 @@ class Transcriber:
         try:
             from faster_whisper import WhisperModel  # type: ignore[import-untyped]
         except ImportError:
-            raise MediaError("configuration", "Install penstock[media] to transcribe") from None
+            raise _not_installed() from None
         try:
             loaded = WhisperModel(
                 str(folder),
@@ -175,10 +185,13 @@ class Transcriber:
         except (RuntimeError, ValueError, OSError) as error:
             text = f"The weights in {folder} do not load: {type(error).__name__}"
             raise MediaError("configuration", text) from error
-        if self.language not in (None, *loaded.supported_languages):
+        self._check_language(loaded.supported_languages)
+        return loaded
+
+    def _check_language(self, known: Iterable[str]) -> None:
+        if self.language not in (None, *known):
             text = f"{self.model} does not know the language {self.language!r}"
             raise MediaError("configuration", text)
-        return loaded
 
 
 def spoken(samples: Any) -> list[float]:
@@ -209,6 +222,10 @@ def weights(model: str) -> Path:
 
 def _has(folder: Path, name: str) -> bool:
     return (folder / name).is_file()
+
+
+def _not_installed() -> MediaError:
+    return MediaError("configuration", "Install penstock[media] to transcribe")
 
 
 def _never() -> bool:

@@ -11,6 +11,7 @@ from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 from penstock.spark.jobs.progress import report, say_running
+from penstock.spark.reasons import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.spark")
 
 _RESTARTING = Persistence(backoff=Backoff(initial=0.5, maximum=30.0), attempts=21, worth_it=always)
+# Seconds between two looks at what a query says of its batches.
+_REPORTING = 0.5
 # What Spark says when its own state is damaged: every batch fails from then on.
 _BROKEN = ("Task not serializable", "SparkContext was shut down", "stopped SparkContext")
 # What it says when a Python process of its own was too slow to start, or died.
@@ -36,7 +39,7 @@ class KeptQuery:
         self._start = start
         self._failures = Failures(_RESTARTING)
         self._query: StreamingQuery | None = None
-        self._not_before = 0.0
+        self._not_before = self._next_report = 0.0
         self._begin()
 
     @property
@@ -48,24 +51,29 @@ class KeptQuery:
         return not str(query.status["message"]).startswith("Waiting")
 
     def look(self) -> None:
-        query = self._query
-        if query is not None and query.isActive:
+        query, now = self._query, time.monotonic()
+        if query is None:
+            if now >= self._not_before:
+                self._begin()
+            return
+        is_active = query.isActive
+        if now >= self._next_report or not is_active:
+            self._next_report = now + _REPORTING
             if report(self._name, query):
                 self._failures.clear()
-        elif query is not None:
+        if not is_active:
             self._query = None
             self._failed(query.exception() or UnavailableError(f"Query {self._name} ended"))
-        elif time.monotonic() >= self._not_before:
-            self._begin()
 
     def end(self, drain: float) -> None:
-        """Stopping a query ends its tasks; so wait for a moment between two batches."""
+        """Stopping a query ends its tasks; so wait for a moment between two batches. One that is
+        busy has none: then a batch that has only just begun is ended."""
         query = self._query
         if query is None:
             return
-        until = time.monotonic() + drain
+        until, batch = time.monotonic() + drain, _batch(query)
         while query.isActive and time.monotonic() < until:
-            if not query.status["isTriggerActive"]:
+            if not query.status["isTriggerActive"] or _batch(query) != batch:
                 break
             time.sleep(0.01)
         report(self._name, query)
@@ -85,7 +93,7 @@ class KeptQuery:
         say_running(self._name, running=False)
         if any(sign in str(error) for sign in _BROKEN):
             raise FailedPreconditionError(
-                f"Spark itself is broken and does not heal ({_first_line(error)}); start the "
+                f"Spark itself is broken and does not heal ({reason_of(error)}); start the "
                 "pipeline again, it goes on where it was"
             ) from error
         now = time.monotonic()
@@ -94,9 +102,11 @@ class KeptQuery:
             raise error
         self._not_before = now + pause
         _log.error(
-            "Query %s failed and starts again in %.1f s: %s", self._name, pause, _first_line(error)
+            "Query %s failed and starts again in %.1f s: %s", self._name, pause, reason_of(error)
         )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]
+def _batch(query: StreamingQuery) -> int:
+    """The last that has ended."""
+    last = query.lastProgress
+    return -1 if last is None else int(last["batchId"])

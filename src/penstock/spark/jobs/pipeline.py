@@ -18,13 +18,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial, reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
 
 from penstock.config import check_zone
-from penstock.connect import broker_kind, check_shared, scheme_of
+from penstock.connect import broker_kind, check_shared, open_ranges, scheme_of
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.jobs.model.fields import JobId
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
@@ -32,6 +33,7 @@ from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings
 from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.kept_query import KeptQuery
+from penstock.spark.jobs.lag import Lags, SpoolLags, TopicLags, Watching
 from penstock.spark.jobs.places import absolute, absolute_place, check_reach, prepare_database
 from penstock.spark.jobs.progress import report
 from penstock.spark.jobs.projection import Project
@@ -171,6 +173,7 @@ class SparkPipeline:
         with self._prepared() as stack:
             if set(self._queries) != {PROJECTION}:
                 stack.enter_context(DriverRelay(self._settings))
+            stack.enter_context(Watching(self._lags()))
             kept: list[KeptQuery] = []
             try:
                 # One after the other: Spark fills tables of its own when the first batch of a
@@ -186,6 +189,16 @@ class SparkPipeline:
                 for query in kept:
                     query.end(self._options.drain)
 
+    def _lags(self) -> Lags:
+        settings, names = self._settings, self._queries
+        if self._has_log:
+            topics = {
+                name: (settings.topics.events,) if name == PROJECTION else settings.topics.work
+                for name in names
+            }
+            return TopicLags(open_ranges(settings.url), topics, self._options.checkpoints)
+        return SpoolLags({name: [*map(self._spool, self._queues(name))] for name in names})
+
     def _let_begin(self, query: KeptQuery) -> None:
         """Wait until a query has ended its first batch, or found nothing to do; but not for hours,
         if that is what its handlers take."""
@@ -196,9 +209,10 @@ class SparkPipeline:
     @contextmanager
     def _prepared(self) -> Iterator[ExitStack]:
         identity = asyncio.run(prepare_database(self._settings))
-        if not self._has_log:
-            # Queues hold what is published once they are there; a log is there by itself.
-            asyncio.run(make_queues(self._settings, events=PROJECTION in self._queries))
+        # Whoever is first makes the topics; and queues hold only what is published once they are
+        # there.
+        events = not self._has_log and PROJECTION in self._queries
+        asyncio.run(make_queues(self._settings, events=events))
         workplace = Workplace(self._settings.to_json(), self._options.pipeline, identity)
         self._workplace = workplace
         with ExitStack() as stack:
@@ -255,8 +269,8 @@ class SparkPipeline:
                 **part.options(settings.filter),
             )
         else:
-            queues = self._settings.subscriptions_of(settings).values()
-            jobs = reduce(lambda one, other: one.union(other), map(self._read_queue, queues))
+            queues = map(self._read_queue, self._queues(name))
+            jobs = reduce(lambda one, other: one.union(other), queues)
         return jobs.select(*INPUT).mapInArrow(task, OUTPUT).writeStream.format("noop")
 
     def _projection(self, part: Part) -> DataStreamWriter:
@@ -264,7 +278,7 @@ class SparkPipeline:
         if self._has_log:
             events = self._read(topics=topic, **part.options())
         else:
-            events = self._read_queue(self._settings.api.spark_subscription)
+            [events] = map(self._read_queue, self._queues(PROJECTION))
         history = self._options.history if part.is_all else None
         project = Project(self._placed(), self._settings.url, topic, history)
         return events.writeStream.foreachBatch(project)
@@ -283,13 +297,22 @@ class SparkPipeline:
             .load()
         )
 
+    def _queues(self, name: str) -> Sequence[str]:
+        """The subscriptions that a query reads where there is no log."""
+        if name == PROJECTION:
+            return (self._settings.api.spark_subscription,)
+        stage = self._settings.stages.of(self._settings.pipeline.stage(name))
+        return tuple(self._settings.subscriptions_of(stage).values())
+
+    def _spool(self, subscription: str) -> Path:
+        return Path(self._options.checkpoints, "spools", subscription)
+
     def _read_queue(self, subscription: str) -> DataFrame:
-        spool = f"{self._options.checkpoints.rstrip('/')}/spools/{subscription}"
         return (
             self._spark.readStream.format("penstock")
             .option("url", self._settings.url)
             .option("subscription", subscription)
-            .option("spoolLocation", spool)
+            .option("spoolLocation", str(self._spool(subscription)))
             .option("maxOffsetsPerTrigger", str(self._options.batch))
             .option("segmentSeconds", str(max(0.1, min(1.0, self._options.trigger))))
             .load()

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from penstock.connect import scheme_of
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.identity import identity_of
@@ -63,8 +64,15 @@ def sqlite_file(address: str) -> Path | None:
 
 
 def check_reach(settings: JobSettings, master: str) -> None:
-    """Raise when tasks may run where the database is another one."""
-    if sqlite_file(settings.database) is not None and not master.startswith("local"):
+    """Raise when tasks may run where the database, or the broker, is another one."""
+    if master.startswith("local"):
+        return
+    if scheme_of(settings.url) == "local":
+        raise InvalidArgumentError(
+            f"local:// is a server of this machine, and the tasks of {master} run on others; set "
+            "url to nats://host of a server that all of them reach"
+        )
+    if sqlite_file(settings.database) is not None:
         raise InvalidArgumentError(
             f"SQLite is a file of this machine, and the tasks of {master} run on others; set "
             "database to postgresql://user@host/database"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.jobs.model.codec import InvalidMessageError
-from penstock.jobs.pipeline.declaration import pipeline_of
+from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.spark.jobs.history import History, Told
+from penstock.spark.jobs.progress import count_ended, say_repeated
 from penstock.spark.jobs.runner import Workplace
 from penstock.spark.ranges import open_patiently
 
@@ -46,10 +47,10 @@ class Project:
         if not events:
             return
         self.workplace.runner().apply([told.event for told in events])
+        count_ended(pipeline_of(self.workplace.pipeline), self.topic, events)
         if self.history is not None:
-            History(self.history, pipeline_of(self.workplace.pipeline)).append(
-                self._source(), events
-            )
+            history = History(self.history, pipeline_of(self.workplace.pipeline))
+            say_repeated(PROJECTION, len(events) - history.append(self._source(), events))
 
     def _events(self, rows: pa.Table) -> Iterator[Told]:
         decode_event = pipeline_of(self.workplace.pipeline).codec.decode_event

@@ -1,4 +1,4 @@
-"""What the pipeline reads where the broker keeps no log: a subscription for each query."""
+"""What the pipeline reads: topics, and where the broker keeps no log a subscription a query."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from penstock.jobs.settings import JobSettings
 
 
 async def make_queues(settings: JobSettings, *, events: bool) -> None:
-    """Make what is missing. A new one for the events begins with the oldest that are kept."""
+    """Make what is missing. `events`: a queue for them, too; a new one begins with the oldest that
+    are kept."""
     async with PubSub(settings.url) as pubsub:
         client = PubSubClient(pubsub, settings)
         await client.provision()

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 from penstock.jobs.incoming import Incoming
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.declaration import pipeline_of
+from penstock.jobs.pipeline.stage import Stage
+from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.processing import Processing
 from penstock.jobs.settings import settings_from_json
 from penstock.jobs.store.identity import check_identity
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import JobObservers, LoggingObserver
-from penstock.jobs.tools import open_tools
+from penstock.jobs.tools import check_ready, open_tools
 from penstock.jobs.views.sql import SqlJobViews
 from penstock.spark.jobs.partition import Partition
 from penstock.spark.jobs.places import check_file
@@ -66,6 +68,7 @@ class Runner:
         self._stack = AsyncExitStack()
         self._tools: Any = None
         self._has_tools = False
+        self._stages: dict[str, Processing] = {}
         try:
             self._store, self._views = self._wait(self._open(workplace.identity))
         except BaseException:
@@ -97,17 +100,23 @@ class Runner:
         return store, SqlJobViews(database, pipeline=self._settings.pipeline)
 
     async def _run(self, name: str, messages: Sequence[Incoming]) -> None:
-        pipeline = self._settings.pipeline
+        stage = self._settings.pipeline.stage(name)
+        settings = self._settings.stages.of(stage)
+        if name not in self._stages:
+            self._stages[name] = await self._ready(stage, settings)
+        await Partition(self._stages[name], self._store, settings.concurrency).run(messages)
+
+    async def _ready(self, stage: Stage, settings: StageSettings) -> Processing:
+        """A stage that can work here; else the batch fails, and its messages wait."""
         if not self._has_tools:
             opened = open_tools(self._settings, self._store)
             self._tools = await self._stack.enter_async_context(opened)
             self._has_tools = True
-        stage = pipeline.stage(name)
-        settings = self._settings.stages.of(stage)
-        processing = Processing(
-            stage.using(self._tools), settings, self._store, _OBSERVER, unknown_fails=True
+        await check_ready(stage, self._tools)
+        at_work = stage.using(self._tools)
+        return Processing(
+            at_work, settings, self._store, _OBSERVER, unknown_fails=True, sends_again=True
         )
-        await Partition(processing, self._store, settings.concurrency).run(messages)
 
 
 _runners: dict[Workplace, Runner] = {}

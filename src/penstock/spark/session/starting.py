@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark.session.java import java_home, scratch
+from penstock.spark.session.quiet import STACK, say_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +61,7 @@ def session(
         made = _configured(builder, settings).getOrCreate()
     if remote is None:
         made.sparkContext.setLogLevel(log_level)
+        say_once(made)
     return made
 
 
@@ -99,6 +101,7 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
         # A Python process of Spark's that is slow to start, because the machine is busy, is not
         # one that is lost; the usual 15 s make it so.
         "spark.python.authenticate.socketTimeout": "120s",
+        "spark.driver.extraJavaOptions": STACK,
     }
     if _is_one_machine(master):
         settings |= {
@@ -139,9 +142,11 @@ def _environment(master: str) -> Iterator[None]:
 def environment(master: str, given: Mapping[str, str]) -> dict[str, str]:
     """The variables for Spark's processes; what is given already is left alone, but for a
     JAVA_HOME that is too old."""
+    python = given.get("PYSPARK_PYTHON") or _interpreter(master)
     wanted = {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": python,
+        # Tasks that read and write topics are started with the driver's, also on executors.
+        "PYSPARK_DRIVER_PYTHON": python,
         "PYTHONPYCACHEPREFIX": str(scratch() / "pycache"),
         "SPARK_WORKER_DIR": str(scratch() / "work"),
     }
@@ -149,7 +154,18 @@ def environment(master: str, given: Mapping[str, str]) -> dict[str, str]:
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     if master.startswith("local-cluster") and "SPARK_CONF_DIR" not in given:
         wanted["SPARK_CONF_DIR"] = str(_secret_folder())
-    return {**wanted, **given, "JAVA_HOME": str(java_home())}
+    # So that the driver finds this interpreter under its name.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{given.get('PATH', os.defpath)}"
+    return {**wanted, **given, "PATH": path, "JAVA_HOME": str(java_home())}
+
+
+def _interpreter(master: str) -> str:
+    """This one by its path; for the machines of a cluster by its name, which they find in their own
+    `PATH`: Spark takes only the same version."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if _is_one_machine(master) or not (Path(sys.executable).parent / name).exists():
+        return sys.executable
+    return name
 
 
 def _secret_folder() -> Path:

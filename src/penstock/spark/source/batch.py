@@ -62,7 +62,7 @@ class LogReader(DataSourceReader):
         finally:
             planner.close()
         # Spark takes no partitions for one that nobody planned.
-        return [*found] or [LogRange(self._options.topics[0], 1, 0)]
+        return [*found] or [LogRange("", 1, 0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogRange)  # noqa: S101

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from penstock.broker import Extent, RangeLog
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.retrying import is_retryable
 from penstock.spark.loss import report_loss
 from penstock.spark.options import SourceOptions
+from penstock.spark.source.choice import is_matched, matching
 from penstock.spark.source.offsets import (
     Offsets,
     Position,
@@ -19,7 +21,10 @@ from penstock.spark.source.reader import LogRange
 
 
 class Planner:
-    """The topics of one query, seen from the driver. Closes the log it is given."""
+    """The topics of one query, seen from the driver. Closes the log it is given.
+
+    `topics` are those of the options, or those that match now: with a pattern more may come.
+    """
 
     def __init__(self, options: SourceOptions, log: RangeLog) -> None:
         self._options = options
@@ -27,6 +32,9 @@ class Planner:
         self._identities: dict[str, str] = {}
         self._purged: Offsets = {}
         self._queues: set[str] | None = None
+        self.topics = options.topics
+        if options.pattern:
+            self.topics = matching(options.url, options.pattern)
 
     def close(self) -> None:
         self._log.close()
@@ -34,7 +42,7 @@ class Planner:
     def check(self) -> None:
         """Raise whatever keeps this query from being answered."""
         for topic in self._options.starting.topics | self._options.ending.topics:
-            if topic not in self._options.topics:
+            if topic not in self.topics:
                 raise InvalidArgumentError(
                     f"The offsets name topic {topic!r}, which is not read; add it to 'topics'"
                 )
@@ -47,13 +55,29 @@ class Planner:
 
     def extents(self) -> dict[str, Extent]:
         """What the topics hold now. They must be the same topics each time."""
-        extents = {topic: self._log.extent(topic) for topic in self._options.topics}
+        extents = {topic: self._log.extent(topic) for topic in self.topics}
         for topic, extent in extents.items():
             known = self._identities.setdefault(topic, extent.identity)
             check_same_topic(topic, extent, known)
-        if self._queues is None:
-            self._queues = {topic for topic, extent in extents.items() if extent.is_queue}
+        self._queues = {topic for topic, extent in extents.items() if extent.is_queue}
         return extents
+
+    def find_more(self, told: Collection[str]) -> None:
+        """Look for topics that a pattern matches by now. Those that offsets tell of count too: one
+        that is gone is missed, and not forgotten."""
+        options = self._options
+        if options.pattern:
+            left = {topic for topic in told if is_matched(topic, options.pattern)}
+            self.topics = tuple(sorted({*self._matching(), *self.topics, *left}))
+
+    def _matching(self) -> Collection[str]:
+        try:
+            return matching(self._options.url, self._options.pattern)
+        except PenstockError as error:
+            if not is_retryable(error):
+                raise
+            # Whoever reads is patient with a broker that is away; new topics can wait.
+            return ()
 
     def resolve(self, position: Position) -> Offsets:
         """Where a position is in each topic."""

@@ -32,6 +32,8 @@ def read_range(
     options: SourceOptions, schema: StructType, part: LogRange
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in order, over a connection of its own."""
+    if part.last < part.first:
+        return
     log = open_patiently(options.url, options.server_timeout, proven=True)
     try:
         yield from rows(log, options, arrow_schema(schema), part)

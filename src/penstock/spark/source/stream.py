@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +37,8 @@ from penstock.spark.source.reader import LogRange, read_range
 # Spark asks some ninety times a second whether there is more. While there is not, each answer
 # takes this long, doubling up to the second.
 _SHORTEST_IDLE, _LONGEST_IDLE = 0.01, 0.1
+# Seconds until a pattern is looked up again.
+_FINDING = 10.0
 
 
 def check_log(options: SourceOptions) -> None:
@@ -65,7 +67,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidArgumentError(
                 "A stream has no end: leave out the options 'ending…', or read a table"
             )
-        self._begins_at_latest = options.starting.is_latest_for(options.topics)
+        self._begins_at_latest = False
+        self._find_more_at = 0.0
 
     @property
     def _planner(self) -> Planner:
@@ -77,7 +80,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        self._initial = self._planner.resolve(self._options.starting)
+        planner = self._planner
+        self._initial = planner.resolve(self._options.starting)
+        self._begins_at_latest = self._options.starting.is_latest_for(planner.topics)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -89,7 +94,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Called only once the batch that ended at `start` is committed, and again and again
         while there is nothing new."""
-        begin = known(start, self._options.topics)
+        begin = self._known(start)
         if ordered(start) != self._initial:
             self._planner.consume(begin)
         elif self._begins_at_latest:
@@ -97,13 +102,26 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # first is empty, and its end says where the rest begins.
             self._begins_at_latest = False
             return begin
-        extents = self._target if self._target is not None else self._news(begin)
+        target = self._target
+        extents = target if target is not None and begin.keys() <= target.keys() else None
+        if extents is None:
+            extents = self._news(begin)
         if self._waits_for_more(begin, extents):
             return begin
         if isinstance(limit, ReadAllAvailable):
             return advance(begin, extents)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return advance(begin, extents, rows, self._options.max_bytes)
+
+    def _known(self, start: Mapping[str, int], told: Iterable[str] = ()) -> Offsets:
+        """Where each topic begins; now and then with topics that have come since."""
+        planner, now = self._planner, time.monotonic()
+        told = {*start, *told}
+        is_time = self._target is None and now >= self._find_more_at
+        if is_time or not told <= set(planner.topics):
+            self._find_more_at = now + _FINDING
+            planner.find_more(told)
+        return known(start, planner.topics)
 
     def _waits_for_more(self, begin: Offsets, extents: Mapping[str, Extent]) -> bool:
         """There is less than a batch should have, and it has not been waited for long enough. What
@@ -146,7 +164,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        begin = known(start, self._options.topics)
+        begin = self._known(start, end)
         # A topic that was added later has no end in a batch that was planned before.
         until = {topic: int(end.get(topic, at)) for topic, at in begin.items()}
         return self._planner.ranges(begin, until, promised=start)

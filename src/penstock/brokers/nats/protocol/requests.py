@@ -9,6 +9,7 @@ import msgspec
 from penstock.brokers.nats.protocol.errors import Missing, api_error, no_responders
 from penstock.brokers.nats.protocol.frames import nonsense
 from penstock.brokers.nats.protocol.headers import NO_RESPONDERS, status_of
+from penstock.clock import NS
 from penstock.errors import InternalError, PenstockError, TopicNotFoundError, UnavailableError
 
 _API = "$JS.API."
@@ -31,6 +32,17 @@ def unpin(stream: str, consumer: str, group: str) -> bytes:
     """An operation that lets another client of a group be served; nobody waits for its answer."""
     subject = f"{_API}CONSUMER.UNPIN.{stream}.{consumer}".encode()
     return publish_operation(subject, b"", b"", encode_request({"group": group}))
+
+
+def nak(delay: float) -> bytes:
+    """Bring a delivery back, after so many seconds."""
+    return b'-NAK {"delay": %d}' % int(delay * NS) if delay else b"-NAK"
+
+
+def nak_delay(answer: bytes) -> float:
+    """After how many seconds such an answer brings a delivery back."""
+    delay = answer.partition(b":")[2].strip(b" }")
+    return int(delay) / NS if delay else 0.0
 
 
 def encode_request(body: object) -> bytes:

@@ -1,0 +1,115 @@
+"""`penstock jobs submit`: each of MEDIA by itself, so that a bad one takes no other with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
+
+from penstock.cli.brokers.broker import print_json, safe
+from penstock.cli.jobs.asking import kind_of, name_of, request
+from penstock.errors import PenstockError, UnauthenticatedError, UnavailableError
+
+if TYPE_CHECKING:
+    from penstock.cli.jobs.api import Api
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What is said of all MEDIA."""
+
+    kind: str | None
+    key: str | None
+    title: str | None
+    remote: bool
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of one of MEDIA: a job, or the error for which there is none."""
+
+    media: str
+    job: dict[str, Any] | None = None
+    error: PenstockError | None = None
+
+    @property
+    def name(self) -> str:
+        return name_of(self.media)
+
+    @property
+    def job_id(self) -> str:
+        return str(self.job["jobId"]) if self.job is not None else ""
+
+    @property
+    def reason(self) -> str:
+        return str((self.job or {}).get("reason") or "")
+
+    def told(self) -> dict[str, Any]:
+        """For JSON."""
+        if self.job is None:
+            return {"media": self.media, "error": str(self.error)}
+        return {"media": self.media, **self.job}
+
+
+def submit_each(
+    client: Api, media: Sequence[str], wish: Wish, progress: Console
+) -> Iterator[Answer]:
+    """One after the other. An API that is not there, or not for us, is an error for all at once."""
+    for number, one in enumerate(media):
+        key = wish.key if wish.key is None or len(media) == 1 else f"{wish.key}-{number}"
+        try:
+            kind = kind_of(one, wish.kind, wish.remote)
+            body = request(client, one, kind, wish.title, progress, remote=wish.remote)
+            yield Answer(one, job=client.submit(body, key))
+        except (UnavailableError, UnauthenticatedError) as error:
+            if number:
+                left = ", ".join(media[number:])
+                raise type(error)(f"{error}. Not sent: {left}") from None
+            raise
+        except PenstockError as error:
+            if len(media) == 1:
+                raise
+            yield Answer(one, error=error)
+
+
+def say_sent(answers: Iterable[Answer], *, json: bool, alone: bool, quiet: bool) -> list[Answer]:
+    """Each as soon as it is known; `alone`: there is one, and its id says all."""
+    heard = []
+    for answer in answers:
+        heard.append(answer)
+        if answer.error is not None:
+            sys.stderr.write(f"penstock: {safe(answer.media)} was not sent: {answer.error}\n")
+        if quiet:
+            continue
+        if json:
+            print_json(answer.told())
+        elif answer.error is None:
+            typer.echo(answer.job_id if alone else f"{answer.job_id}  {safe(answer.name)}")
+    return heard
+
+
+def say_what_failed(answers: Sequence[Answer], complete: str, out: Console) -> None:
+    """Which ones, why, and what to do."""
+    bad = [one for one in answers if one.job is None or one.job["stage"] != complete]
+    if not bad:
+        return
+    out.print(f"\n[bold]{len(bad)} of {len(answers)} did not complete:[/]", highlight=False)
+    for one in bad:
+        out.print(f"  [red]{escape(safe(one.name))}[/]  {one.job_id}", soft_wrap=True)
+        out.print(Padding(Text(_why(one)), (0, 0, 0, 4)))
+
+
+def _why(answer: Answer) -> str:
+    if answer.job is None:
+        return f"not sent: {answer.error}"
+    stage = answer.job["stage"]
+    reason = f", {answer.reason}" if answer.reason else ""
+    advice = answer.job.get("advice")
+    return f"{stage}{reason}{f': {advice}' if advice else ''}"

@@ -1,0 +1,30 @@
+"""What went wrong, out of the pages that Spark says about it."""
+
+from __future__ import annotations
+
+_TRACEBACK = "Traceback (most recent call last):"
+_OURS = "penstock.errors."
+_LONGEST = 300
+
+
+def reason_of(error: BaseException) -> str:
+    """One line: what Python code raised, where that is what failed, else the first that is said."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    raised = _raised(lines)
+    ours = [line.partition(": ")[2] for line in raised if line.startswith(_OURS)]
+    return ([*lines[:1], *raised, *ours])[-1][:_LONGEST]
+
+
+def _raised(lines: list[str]) -> list[str]:
+    """The last line of each traceback: the first that is not indented."""
+    found = []
+    within = False
+    for line in lines:
+        if _TRACEBACK in line:
+            within = True
+        elif within and not line.startswith(" "):
+            found.append(line)
+            within = False
+    return found

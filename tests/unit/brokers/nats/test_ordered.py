@@ -1,0 +1,204 @@
+"""Receiving in order from a server that is told what to do: what a key waits for is asked for."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import msgspec
+
+from penstock.brokers.nats.ordered import OrderedQueue
+from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.brokers.nats.protocol.records import parse_ack_subject
+from penstock.brokers.nats.protocol.requests import nak, nak_delay
+from penstock.config import SubscriptionConfig
+from penstock.errors import UnavailableError
+from penstock.message import Delivery, Record
+from penstock.testing import settled
+
+CONFIG = SubscriptionConfig(name="billing", topic="orders", message_ordering=True)
+CONSUMER = Consumer("orders", "billing", CONFIG)
+PINNED = Consumer("orders", "billing", CONFIG, "ordered", is_pinned=True)
+NEXT = "$JS.API.CONSUMER.MSG.NEXT.orders.billing"
+
+
+class Server:
+    """Lends messages of one key for requests: what came back before what is new."""
+
+    timeout = 5.0
+    connected = True
+
+    def __init__(self, messages):
+        self.new = list(range(1, messages + 1))
+        self.back = []
+        self.attempts = {}
+        self.requests = 0
+        self.waiting = []
+        self.answers = True
+        self.given_back = []
+        self.answered = None
+        self.headers = b""
+
+    def on_loss(self, act):
+        pass
+
+    def loss(self):
+        return UnavailableError("lost")
+
+    async def until_connected(self):
+        pass
+
+    def subscribe(self, subject, sink):
+        self._sink = sink
+        return lambda: None
+
+    async def write(self, parts):
+        for part in parts:
+            head, _, body = part.partition(b"\r\n")
+            assert head.split()[1].decode() == NEXT
+            self.requests += 1
+            self.waiting.append(msgspec.json.decode(body.strip())["batch"])
+        self.serve()
+
+    def post(self, parts):
+        """What is given back or renewed, nobody waits for it."""
+        for part in parts:
+            head, _, body = part.partition(b"\r\n")
+            if body.startswith(b"-NAK"):
+                sequence = parse_ack_subject(head.split()[1]).sequence
+                self.given_back.append(sequence)
+                self.nak(sequence, nak_delay(body.strip()))
+
+    def nak(self, sequence, delay=0.0):
+        loop = asyncio.get_running_loop()
+        loop.call_later(delay, lambda: (self.back.append(sequence), self.serve()))
+
+    def serve(self):
+        while self.answers and self.waiting and (self.back or self.new):
+            batch = self.waiting.pop(0)
+            for _ in range(batch):
+                if self.back or self.new:
+                    self.lend((self.back or self.new).pop(0))
+
+    def lend(self, sequence):
+        attempt = self.attempts[sequence] = self.attempts.get(sequence, 0) + 1
+        reply = b"$JS.ACK.orders.billing.%d.%d.1.1700000000000000000.5" % (attempt, sequence)
+        self._sink(b"orders", reply, self.headers, b"x")
+
+    async def info(self, _consumer):
+        if self.answered is not None:
+            await self.answered
+        return {
+            "ack_floor": {"stream_seq": 0},
+            "delivered": {"stream_seq": len(self.attempts)},
+            "num_ack_pending": len(self.attempts),
+        }
+
+
+def decoded(consumer, raw):
+    subject, reply, _, payload = raw
+    lent = parse_ack_subject(reply)
+    record = Record(lent.sequence, f"m-{lent.sequence}", payload, {}, "key", subject.decode(), 0)
+    return Delivery(record, reply.decode(), lent.delivered, consumer.config.ack_deadline)
+
+
+class Receiver:
+    """A queue with one message lent and its window full of those behind it."""
+
+    def __init__(self, server, window=2, consumer=CONSUMER):
+        self.window = window
+        pulling = SimpleNamespace(
+            inbox_prefix="_INBOX", give_back=lambda replies: None, giving_back=lambda replies: []
+        )
+        self.queue = OrderedQueue(consumer, server, pulling, server, None, decoded)
+
+    async def pull(self, wait):
+        taken = await self.queue.pull(self.window, 10**6, wait)
+        return [delivery.record.sequence for delivery in taken]
+
+    def nack(self, server, sequence, delay=0.0):
+        server.nak(sequence, delay)
+        self.queue.settling(sequence, nak(delay))
+        self.queue.settled(sequence, nak(delay))
+
+
+@asynccontextmanager
+async def receiving(window=2):
+    server = Server(messages=1000)
+    receiver = Receiver(server, window)
+    assert await receiver.pull(1) == [1]
+    yield server, receiver
+    receiver.queue.close()
+
+
+async def test_what_was_nacked_while_a_request_was_out_is_asked_for_at_once():
+    async with receiving() as (server, receiver):
+        server.answers = False
+        assert await receiver.pull(1.5) == []  # One beyond the window is asked for by now.
+        asked = server.requests
+        receiver.queue.settling(1, nak(0))
+        receiver.queue.settled(1, nak(0))
+        # The server had sent another before it heard of the nack.
+        server.waiting.clear()
+        server.lend(server.new.pop(0))
+        server.answers = True
+        server.back.append(1)
+        assert await receiver.pull(0.5) == [1]
+        assert server.requests <= asked + 2
+
+
+async def test_what_was_nacked_with_a_delay_is_asked_for_when_it_is_due():
+    async with receiving() as (server, receiver):
+        receiver.nack(server, 1, 0.2)
+        assert await receiver.pull(0.5) == [1]
+
+
+async def test_a_server_that_is_late_with_what_is_due_is_asked_again_soon():
+    async with receiving() as (server, receiver):
+        receiver.nack(server, 1, 0.25)
+        receiver.queue._book.returning[1] -= 0.05
+        assert await receiver.pull(0.5) == [1]
+
+
+async def test_what_never_comes_back_is_not_asked_for_again_and_again():
+    async with receiving() as (server, receiver):
+        asked = server.requests
+        receiver.queue.settling(1, nak(0))
+        receiver.queue.settled(1, nak(0))
+        assert await receiver.pull(30) == []
+        assert 30 <= server.requests - asked < 45
+
+
+async def test_what_went_back_to_make_room_is_there_when_its_turn_comes():
+    async with receiving(window=1) as (server, receiver):
+        assert await receiver.pull(100) == []
+        went_back = server.given_back[-1]
+        for sequence in range(1, went_back):
+            receiver.queue.settled(sequence, b"+ACK")
+            assert await receiver.pull(1.5) == [sequence + 1]
+
+
+async def test_who_has_what_is_asked_again_when_nobody_answered():
+    server = Server(messages=1)
+    loop = asyncio.get_running_loop()
+    server.answered = loop.create_future()
+    receiver = Receiver(server)
+    server.answered.set_exception(UnavailableError("no leader"))
+    assert await receiver.pull(1) == []
+    server.answered = None
+    assert await receiver.pull(5) == [1]
+    receiver.queue.close()
+
+
+async def test_a_survey_that_ends_as_another_becomes_needed_is_followed_by_that():
+    server = Server(messages=1)
+    server.answers = False
+    server.headers = b"NATS/1.0\r\nNats-Pin-Id: ours\r\n\r\n"
+    server.answered = asyncio.get_running_loop().create_future()
+    receiver = Receiver(server, consumer=PINNED)
+    pull = asyncio.ensure_future(receiver.pull(30))
+    await settled()
+    server.answered.set_result(None)
+    # In the turn in which the survey ends, and after it: we are the one that is served now.
+    asyncio.get_running_loop().call_soon(server.lend, 1)
+    assert await pull == [1]
+    receiver.queue.close()

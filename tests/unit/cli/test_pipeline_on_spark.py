@@ -1,0 +1,77 @@
+"""`penstock pipeline`: what is wrong is said in one line, and before Spark is started."""
+
+import pytest
+from pyspark.errors import AnalysisException
+from typer.testing import CliRunner
+
+from penstock.cli.jobs.pipeline import pipeline
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What sessions were asked for; each stands in for Spark."""
+    asked = []
+
+    class Session:
+        def stop(self):
+            asked.append("stopped")
+
+    def session(*arguments, **options):
+        asked.append((arguments, options))
+        return Session()
+
+    monkeypatch.setattr("penstock.spark.session", session)
+    return asked
+
+
+def invoke(tmp_path, monkeypatch, *arguments):
+    monkeypatch.chdir(tmp_path)
+    where = ("--url", "local://./data", "--database", "sqlite:///jobs.db")
+    return CliRunner().invoke(pipeline, ["run", *where, *arguments])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--conf", "executor.memory"], "--conf takes a setting of Spark"),
+        (["--py-files", "nowhere.py"], "there is no file 'nowhere.py'"),
+        (["--stages", "laundry"], "Stages are metadata, transcription, projection"),
+        (["--master", "spark://far:7077"], "SQLite is a file of this machine"),
+        (["--url", "memory://"], "local:///DIR"),
+    ],
+)
+def test_what_is_wrong_is_said_before_spark_is_started(started, tmp_path, monkeypatch, wrong, told):
+    done = invoke(tmp_path, monkeypatch, *wrong)
+    assert isinstance(done.exception, InvalidArgumentError), done.output
+    assert told in str(done.exception)
+    assert not started
+
+
+def test_what_spark_finds_wrong_is_one_line(started, tmp_path, monkeypatch):
+    class Broken:
+        def __init__(self, *_):
+            raise AnalysisException("No such table\n" + "\tat org.apache.spark.Deep\n" * 50)
+
+    monkeypatch.setattr("penstock.spark.jobs.pipeline.SparkPipeline", Broken)
+    done = invoke(tmp_path, monkeypatch)
+    assert isinstance(done.exception, FailedPreconditionError)
+    assert str(done.exception) == "Spark: No such table"
+    assert started[-1] == "stopped"
+
+
+def test_settings_of_spark_reach_the_session(started, tmp_path, monkeypatch):
+    class Ended:
+        def __init__(self, *_):
+            pass
+
+        def run(self):
+            pass
+
+        stop = run
+
+    monkeypatch.setattr("penstock.spark.jobs.pipeline.SparkPipeline", Ended)
+    done = invoke(tmp_path, monkeypatch, "--conf", "spark.executor.memory=4g", "--master", "local")
+    assert done.exit_code == 0, done.output
+    (_, master), options = started[0]
+    assert (master, options["config"]) == ("local", {"spark.executor.memory": "4g"})

@@ -1,0 +1,37 @@
+"""One line out of what Spark says."""
+
+from penstock.spark.reasons import reason_of
+
+LOADING = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: Traceback \
+(most recent call last):
+  File "worker.py", line 110, in main
+    schema = data_source.schema()
+             ^^^^^^^^^^^^^^^^^^^^
+penstock.errors.TopicNotFoundError: Topic not found: 'orders'; create it
+ SQLSTATE: 38000"""
+TASK = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure
+Traceback (most recent call last):
+  File "handlers.py", line 3, in work
+ValueError: no such codec
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "runner.py", line 9, in run
+RuntimeError: the batch failed
+
+\tat org.apache.spark.scheduler.Task.run(Task.scala:147)"""
+
+
+def test_what_we_raised_ourselves_is_told_without_its_class():
+    assert reason_of(RuntimeError(LOADING)) == "Topic not found: 'orders'; create it"
+
+
+def test_what_python_code_raised_is_told_rather_than_where_spark_noticed():
+    assert reason_of(RuntimeError(TASK)) == "RuntimeError: the batch failed"
+
+
+def test_what_has_no_traceback_is_told_by_its_first_line_and_not_for_ever():
+    assert reason_of(RuntimeError("Table not found\n\tat org.apache")) == "Table not found"
+    assert len(reason_of(RuntimeError("x" * 9000))) == 300
+    assert reason_of(RuntimeError()) == "RuntimeError"
