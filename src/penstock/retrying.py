@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -78,6 +79,34 @@ class Failures:
             self._since = now
         self.count += 1
         return self.persistence.pause(self.count, now - self._since, error, chance)
+
+
+class Outage:
+    """Tells of trouble once when it begins and once when it is over, however often it is met in
+    between. `what` says in a sentence what cannot be done meanwhile."""
+
+    __slots__ = ("_log", "_met", "_what")
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        self._log = log
+        self._what = what
+        self._met = 0
+
+    def met(self, error: Exception, pause: float = 0.0) -> None:  # noqa: ARG002 - an `OnFailure`
+        self._met += 1
+        first = self._met == 1
+        self._log.log(
+            logging.WARNING if first else logging.DEBUG,
+            "%s; it is tried until it works: %s",
+            *(self._what, error),
+            # What says what is wrong with it needs no traceback; anything else is a mistake.
+            exc_info=error if first and not hasattr(error, "retryable") else None,
+        )
+
+    def over(self) -> None:
+        if self._met:
+            self._log.info("Back again after %d attempts. It was: %s", self._met, self._what)
+            self._met = 0
 
 
 async def retry(

@@ -17,6 +17,7 @@ from typing import Any
 from penstock.client import PubSub
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.jobs.messaging.client import PubSubClient
+from penstock.jobs.messaging.keeping import keeping
 from penstock.jobs.messaging.work_room import WorkRoom
 from penstock.jobs.messaging.worker import StageWorker
 from penstock.jobs.pipeline.stage import Stage
@@ -63,7 +64,7 @@ class JobSystem:
 
     @asynccontextmanager
     async def ingesting(self) -> AsyncIterator[Ingestion]:
-        """Take jobs in, and keep the read model."""
+        """Take jobs in, keep the read model, and see to it that topics stay there."""
         await self.client.apply_to_topics()
         async with AsyncExitStack() as stack:
             pipeline = self.settings.pipeline
@@ -73,6 +74,7 @@ class JobSystem:
                 views = await stack.enter_async_context(kept)
             projection = Projection(self.client, views, self.settings.api.views_subscription)
             await stack.enter_async_context(projection)
+            await stack.enter_async_context(keeping(self.client))
             yield Ingestion(
                 service=JobService(self.store, self.client.observer),
                 views=views,

@@ -46,7 +46,7 @@ PARTS: Mapping[str, Part] = {
         Part("outbox", 2, ("penstock_outbox",)),
         Part("inbox", 1, ("penstock_inbox",)),
         Part("jobs", 3, ("penstock_jobs", "penstock_texts", "penstock_results")),
-        Part("views", 1, ("penstock_job_views", "penstock_job_views_position")),
+        Part("views", 2, ("penstock_job_views", "penstock_job_views_position")),
         Part("identity", 1, ("penstock_database",)),
     )
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from litestar import Litestar, MediaType, Request, Response, get
@@ -15,19 +14,18 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import Message, Scope
 
 import penstock
-from penstock.errors import PenstockError, UnavailableError, UnimplementedError
+from penstock.errors import PenstockError, UnimplementedError
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.system import Ingestion, JobSystem
 from penstock.web import page, problems
 from penstock.web.access import Access
+from penstock.web.health import Health
 from penstock.web.jobs_api import JobsApi
 from penstock.web.own_jobs import OwnJobs
 from penstock.web.references import References
 from penstock.web.streams import Streams
 from penstock.web.uploads import TooLargeError, Uploads
-
-_log = logging.getLogger("penstock.web")
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -57,21 +55,11 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             return None
         return problems.problem(403, "This API answers programs and pages of this machine only")
 
-    async def ping_broker() -> None:
-        await (await system.pubsub.broker()).ping()
+    health = Health(system)
 
     @get("/health", summary="Whether jobs can be taken", tags=["operation"])
-    async def health() -> dict[str, str]:
-        parts = {"database": system.database.ping, "broker": ping_broker}
-        for part, ping in parts.items():
-            try:
-                await ping()
-            except PenstockError as error:
-                # Where it is, is for those who run it, not for whoever asks.
-                _log.warning("The %s cannot be reached: %s", part, error)
-                raise UnavailableError(
-                    f"The {part} cannot be reached; is it running? The log of the API says more"
-                ) from error
+    async def get_health() -> dict[str, str]:
+        await health.check()
         return {"status": "ok"}
 
     @get("/metrics", media_type=MediaType.TEXT, summary="Prometheus metrics", tags=["operation"])
@@ -104,7 +92,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
         return streams
 
     app = Litestar(
-        route_handlers=[JobsApi, health, metrics, *page.routes(access, pipeline)],
+        route_handlers=[JobsApi, get_health, metrics, *page.routes(access, pipeline)],
         dependencies={
             "user": Provide(current_user),
             "ingestion": Provide(own_ingestion, sync_to_thread=False),

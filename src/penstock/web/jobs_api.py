@@ -208,6 +208,13 @@ class JobsApi(Controller):
         does not say."""
         outbox = await ingestion.outbox.status()
         lag = await ingestion.projection.lag()
+        model: dict[str, Any] = {
+            "jobs": await ingestion.views.count(),
+            "eventsBehind": lag.events,
+            "secondsBehind": None if lag.seconds is None else round(lag.seconds, 3),
+        }
+        if lag.trouble is not None:
+            model["trouble"] = lag.trouble
         return {
             "user": user,
             "outbox": {
@@ -215,11 +222,7 @@ class JobsApi(Controller):
                 "oldestAge": round(outbox.oldest_age, 3),
                 "dead": outbox.dead,
             },
-            "readModel": {
-                "jobs": await ingestion.views.count(),
-                "eventsBehind": lag.events,
-                "secondsBehind": None if lag.seconds is None else round(lag.seconds, 3),
-            },
+            "readModel": model,
         }
 
 

@@ -826,6 +826,27 @@ async def test_health_says_which_part_is_gone(quick, part, caplog):
         assert "db.internal" not in answer.text and "db.internal" in caplog.text
 
 
+async def test_topics_that_are_lost_under_a_running_api_are_named_and_made_again(
+    place, monkeypatch
+):
+    """Its workers find their subscriptions again, and jobs that are asked for meanwhile wait."""
+    monkeypatch.setattr("penstock.jobs.messaging.keeping._LOOK_EVERY", 2.0)
+    async with api_on(place) as (client, scene):
+        before = await client.post("/jobs", json=JOB)
+        await scene.ended(before.json()["jobId"])
+        for topic in ("job-processing", "job-events"):
+            await scene.system.pubsub.topic(topic).delete()
+        answer = await client.get("/health")
+        assert answer.status_code == 503
+        assert "topic 'job-processing'" in answer.json()["detail"]
+        made = await client.post("/jobs", json=JOB)
+        assert made.status_code == 202
+        assert (await scene.ended(made.json()["jobId"])).stage is JobStage.TRANSCRIPT_COMPLETE
+        assert (await client.get("/health")).status_code == 200
+        status = (await client.get("/status")).json()["readModel"]
+        assert status["eventsBehind"] == 0 and "trouble" not in status
+
+
 async def test_a_port_that_is_taken_is_an_error_that_says_so(quick):
     async with api_on(quick, work=False) as (client, scene):
         app = create_app(scene.system, scene.ingestion)

@@ -33,6 +33,7 @@ from penstock.jobs import (
 )
 from penstock.jobs.views.projection import Watcher
 from penstock.jobs.views.sql import sql_views
+from penstock.jobs.views.view import Position
 from penstock.transactional import Database
 from tests.support.job_samples import WHEN
 
@@ -284,3 +285,24 @@ async def test_a_view_that_cannot_be_read_stops_no_other_and_says_what_to_do(tmp
         assert poisoned.job_id in caplog.text and "Delete the row" in caplog.text
         with pytest.raises(FailedPreconditionError, match=poisoned.job_id):
             await views.get(poisoned.job_id)
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
+async def test_how_far_a_topic_was_read_is_kept_for_the_log_it_was_read_in(
+    dialect, request, tmp_path
+):
+    url = f"sqlite:///{tmp_path}/views.db"
+    if dialect == "postgresql":
+        url = request.getfixturevalue("postgres").new_database()
+    async with Database(url) as database, SqlJobViews(database) as views:
+        assert await views.position("events") == Position()
+        far = Position(sequence=9, log="one", stored="123")
+        await views.reached("events", far)
+        # Of two who follow the same log the slower one holds nobody back.
+        await views.reached("events", Position(sequence=5, log="one"))
+        assert await views.position("events") == far
+        again = Position(sequence=2, log="two", stored="456")
+        await views.reached("events", again)
+        assert await views.position("events") == again
+        await views.reached("events", Position(sequence=3))
+        assert await views.position("events") == Position(sequence=3)

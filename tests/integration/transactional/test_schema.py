@@ -157,7 +157,7 @@ async def test_what_a_released_database_held_is_there_after_the_upgrade(url):
         async with SqlJobViews(database) as kept:
             view = await kept.get(JOB)
             assert view is not None and view.stage == "Queued"
-            assert await kept.position("job-events") == 7
+            assert (await kept.position("job-events")).sequence == 7
     async with outbox_on(url) as scene:
         status = await scene.outbox.status()
         assert (status.pending, status.dead) == (3, 1)

@@ -9,9 +9,13 @@ from msgspec import structs
 
 from penstock import Draft, PubSub
 from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.topic import RetainedLog
 from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.jobs import JobSettings, JobViews, Projection, PubSubClient, encode_event
+from penstock.jobs.messaging.keeping import keeping, missing
 from penstock.jobs.views.projection import Lag
+from penstock.jobs.views.view import Position
+from penstock.message import Record
 from penstock.testing import VirtualClock, eventually
 from tests.support.fakes import ModestBroker
 from tests.support.job_samples import EVENTS
@@ -115,3 +119,141 @@ async def test_a_view_that_cannot_be_read_does_not_stop_those_who_watch_others()
         async for view in watcher:
             assert view.job_id == other.job_id
             break
+
+
+class Restorable(MemoryBroker):
+    """Its event log can be put back to an earlier time, as a backup is restored: it keeps its
+    identity, ends earlier, and goes on from there."""
+
+    def restore(self, last, *events, at_ns=0):
+        state = self._registry.topic("job-events")
+        kept = state.retained.between(1, last)
+        state.retained = RetainedLog()
+        grown = [
+            Record(last + n, f"other-{n}", draft.data, draft.attributes, None, "job-events", at_ns)
+            for n, draft in enumerate(map(encode_event, events), 1)
+        ]
+        state.retained.extend([*kept, *grown])
+        state.last_sequence = last + len(grown)
+
+
+def event_of(number):
+    return structs.replace(EVENT, job_id=f"job_{number:032x}")
+
+
+async def until_known(views, *numbers):
+    async with asyncio.timeout(60):
+        for number in numbers:
+            while await views.get(event_of(number).job_id) is None:
+                await asyncio.sleep(0.1)
+
+
+async def test_a_topic_that_was_made_again_is_followed_from_its_beginning(caplog):
+    broker, views = MemoryBroker(VirtualClock()), JobViews()
+    async with projected(broker, views) as projection:
+        await broker.publish("job-events", [encode_event(event_of(n)) for n in (1, 2, 3)])
+        await until_known(views, 1, 2, 3)
+        config = (await broker.admin.describe_topic("job-events")).config
+        await broker.admin.delete_topic("job-events")
+        await broker.admin.create_topic(config)
+        # As many as there were, and more: by its length it looks like the old one.
+        await broker.publish("job-events", [encode_event(event_of(n)) for n in (4, 5, 6, 7)])
+        assert (await projection.lag()).events != 0
+        await until_known(views, 4, 5, 6, 7)
+        assert await projection.lag() == Lag(events=0, seconds=0.0)
+    assert "made again or restored; it is followed from its beginning" in caplog.text
+
+
+async def test_a_log_that_was_restored_while_it_is_followed_is_read_again():
+    broker, views = Restorable(VirtualClock()), JobViews()
+    async with projected(broker, views) as projection:
+        await broker.publish("job-events", [encode_event(event_of(n)) for n in (1, 2, 3)])
+        await until_known(views, 1, 2, 3)
+        broker.restore(1, event_of(4))
+        lag = await projection.lag()
+        assert lag.events is None and "another one" in lag.trouble
+        await until_known(views, 4)
+
+
+async def test_a_log_that_was_restored_and_grew_while_nobody_followed_is_read_again():
+    broker, views = Restorable(VirtualClock()), JobViews()
+    position = Position()
+
+    async def kept(_):
+        return position
+
+    async def keep(_, reached):
+        nonlocal position
+        position = reached
+
+    views.position, views.reached = kept, keep
+    async with PubSub(broker=broker, clock=VirtualClock()) as pubsub:
+        async with PubSubClient(pubsub, JobSettings()) as client:
+            async with Projection(client, views):
+                await broker.publish("job-events", [encode_event(event_of(n)) for n in (1, 2, 3)])
+                await until_known(views, 1, 2, 3)
+            assert position.sequence == 3
+            broker.restore(1, *map(event_of, (4, 5, 6)), at_ns=7)
+            async with Projection(client, views):
+                await until_known(views, 4, 5, 6)
+
+
+async def test_a_topic_that_is_gone_is_made_again_and_nobody_is_told_that_nothing_is_behind(caplog):
+    broker, views = MemoryBroker(VirtualClock()), JobViews()
+    caplog.set_level("INFO")
+    async with projected(broker, views) as projection:
+        await broker.publish("job-events", [encode_event(event_of(1))])
+        await until_known(views, 1)
+        watcher = projection.watch()
+        await broker.admin.delete_topic("job-events")
+        lag = await projection.lag()
+        assert lag.events is None and lag.trouble == "Topic 'job-events' is missing"
+        async with asyncio.timeout(60):
+            while "job-events" not in await broker.admin.list_topics():
+                await asyncio.sleep(0.1)
+        await broker.publish("job-events", [encode_event(event_of(2))])
+        await until_known(views, 2)
+        # Who watched was told to look at everything again.
+        assert await anext(aiter(watcher)) is None
+    assert caplog.text.count("cannot follow topic") == 2  # it began, and it is over
+
+
+async def test_an_outage_is_told_once_and_once_when_it_is_over(caplog):
+    broker, views = MemoryBroker(VirtualClock()), JobViews()
+    caplog.set_level("INFO")
+    apply, trouble = views.apply, [UnavailableError("away")] * 20
+
+    async def fails_for_long(events):
+        if trouble:
+            raise trouble.pop()
+        return await apply(events)
+
+    async with projected(broker, views):
+        views.apply = fails_for_long
+        await broker.publish("job-events", [encode_event(EVENT)])
+        while await views.get(EVENT.job_id) is None:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+    told = [r for r in caplog.records if "cannot follow" in r.getMessage()]
+    assert [r.levelname for r in told] == ["WARNING", "INFO"]
+    assert "Back again after 20 attempts" in told[1].getMessage()
+
+
+async def test_whatever_is_missing_of_what_jobs_need_is_named_and_made_again(caplog):
+    broker = MemoryBroker(VirtualClock())
+    async with (
+        PubSub(broker=broker, clock=VirtualClock()) as pubsub,
+        PubSubClient(pubsub, JobSettings()) as client,
+        keeping(client),
+    ):
+        assert await missing(client) == []
+        await broker.admin.delete_topic("job-processing")
+        await broker.admin.delete_subscription("job-metadata")
+        assert await missing(client) == ["topic 'job-processing'"]
+        await asyncio.sleep(11)
+        assert await missing(client) == []
+        await broker.admin.delete_subscription("job-transcription")
+        assert await missing(client) == ["subscription 'job-transcription'"]
+        await asyncio.sleep(11)
+        assert await missing(client) == []
+    assert "Missing: topic 'job-processing'" in caplog.text

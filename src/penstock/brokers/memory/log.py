@@ -25,7 +25,7 @@ class MemoryLog:
         state.trim(self._clock.time_ns())
         oldest = state.retained.first()
         first = state.last_sequence + 1 if oldest is None else oldest.sequence
-        return Extent(first, state.last_sequence)
+        return Extent(first, state.last_sequence, identity=state.tag)
 
     async def read(
         self, topic: str, first: int, last: int, filter: str = ""

@@ -69,7 +69,7 @@ class TopicState:
         self._retention_ns = 0
         self._keeps_log = False
         # Ids of this broker's making must not meet those of callers or of an earlier topic.
-        self._tag = secrets.token_hex(4)
+        self.tag = secrets.token_hex(4)
         self._last_id = ""
         self._last_of_subject: dict[str, int] = {}
         self._ids: dict[str, int] = {}
@@ -100,7 +100,7 @@ class TopicState:
             self.last_sequence = sequence = self.last_sequence + 1
             self._last_of_subject[subject] = sequence
             if message_id is None:
-                message_id = f"{self._tag}-{sequence}"
+                message_id = f"{self.tag}-{sequence}"
             records.append(
                 Record(
                     sequence,

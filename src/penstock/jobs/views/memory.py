@@ -11,7 +11,7 @@ from typing import Unpack
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.media import MEDIA
-from penstock.jobs.views.view import JobView, Listing, Wanted, cursor_of, take_in
+from penstock.jobs.views.view import JobView, Listing, Position, Wanted, cursor_of, take_in
 
 
 class JobViews:
@@ -36,10 +36,10 @@ class JobViews:
             changed.append(view)
         return changed
 
-    async def position(self, topic: str) -> int:  # noqa: ARG002 - it has seen nothing of any topic
-        return 0
+    async def position(self, topic: str) -> Position:  # noqa: ARG002 - it has seen nothing of any
+        return Position()
 
-    async def reached(self, topic: str, sequence: int) -> None:
+    async def reached(self, topic: str, position: Position) -> None:
         """What is in memory begins anew each time."""
 
     def _leave_place(self, view: JobView) -> None:

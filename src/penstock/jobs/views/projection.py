@@ -11,22 +11,25 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 
+from msgspec.structs import replace
+
 from penstock.batching import GroupCommit
-from penstock.broker import Log
+from penstock.broker import Extent, Log
 from penstock.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
     PenstockError,
     PermissionDeniedError,
+    TopicNotFoundError,
 )
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.subscriber import Subscriber
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.stage import Done
-from penstock.jobs.views.view import JobView, Views
+from penstock.jobs.views.view import JobView, Position, Views
 from penstock.message import Record
-from penstock.retrying import Failures, Persistence, always, keep_doing
+from penstock.retrying import Failures, Outage, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
 
 _log = logging.getLogger("penstock.jobs")
@@ -41,10 +44,11 @@ _TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=alwa
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lag:
     """How far the read model is behind: events not yet taken in, and the age of the oldest. None
-    where the broker does not say."""
+    where the broker does not say, or cannot. `trouble`: why nothing is taken in at present."""
 
     events: int | None = None
     seconds: float | None = None
+    trouble: str | None = None
 
 
 class Projection:
@@ -54,6 +58,9 @@ class Projection:
     model does not mind that several write to it. When entered it first takes in what it has not
     seen, so a model in memory is whole before it answers. A broker without a log is followed
     through `subscription`, which only one process may use.
+
+    It knows which log it follows. One that was made again, or restored from an earlier time, is
+    followed from its beginning; a topic that is gone is made again, with all that jobs need.
     """
 
     def __init__(self, client: PubSubClient, views: Views, subscription: str = "job-views") -> None:
@@ -64,7 +71,10 @@ class Projection:
         self.pipeline = client.settings.pipeline
         self._decode = self.pipeline.codec.decode_event
         self._watchers: set[Watcher] = set()
-        self._next = 1
+        self._at = Position()
+        self._recognised = False
+        self._outage = Outage(_log, f"The read model cannot follow topic {self._topic!r}")
+        self._trouble: str | None = None
         self._caught_up = asyncio.get_running_loop().time()
         self._following: asyncio.Task[None] | None = None
         self._subscriber: Subscriber[StageEvent] | None = None
@@ -75,7 +85,7 @@ class Projection:
         if log is None:
             await self._subscribe()
             return self
-        self._next = await self._views.position(self._topic) + 1
+        self._at = await self._views.position(self._topic)
         taken = await self._catch_up(log)
         if taken:
             _log.info("The read model took in %d events of %r", taken, self._topic)
@@ -100,9 +110,15 @@ class Projection:
             waits = status.unsettled
             # Google does not count: what it says in its monitoring is not for us to ask.
             return Lag(events=waits.messages, seconds=waits.oldest_age) if waits else Lag()
-        behind = max(0, (await broker.log.extent(self._topic)).last - self._next + 1)
         since = asyncio.get_running_loop().time() - self._caught_up
-        return Lag(events=behind, seconds=since if behind else 0.0)
+        try:
+            extent = await broker.log.extent(self._topic)
+        except PenstockError as error:
+            return Lag(seconds=since, trouble=self._told(error))
+        if self._is_another(extent):
+            return Lag(seconds=since, trouble=f"Topic {self._topic!r} is another one than before")
+        behind = extent.last - self._at.sequence
+        return Lag(events=behind, seconds=since if behind else 0.0, trouble=self._trouble)
 
     def watch(self, user_id: str | None = None, job_id: str | None = None) -> Watcher:
         """Changes from now on, of one user or one job or all."""
@@ -110,31 +126,77 @@ class Projection:
 
     async def _follow(self, log: Log) -> None:
         async def catch_up() -> None:
-            await self._catch_up(log)
+            try:
+                await self._catch_up(log)
+            except TopicNotFoundError:
+                await self._client.provision()
+                raise
+            self._outage.over()
+            self._trouble = None
             await asyncio.sleep(_POLL)
 
-        await keep_doing(catch_up, Failures(_TROUBLE), on_failure=self._tell_trouble)
+        await keep_doing(catch_up, Failures(_TROUBLE), on_failure=self._meet)
 
-    def _tell_trouble(self, error: Exception, pause: float) -> None:
-        _log.warning(
-            "The read model cannot follow topic %r; trying again in %.1f s: %s",
-            *(self._topic, pause, error),
-            exc_info=None if isinstance(error, PenstockError) else error,
-        )
+    def _meet(self, error: Exception, pause: float = 0.0) -> None:
+        self._trouble = self._told(error)
+        # What comes back may not be what went away.
+        self._recognised = False
+        self._outage.met(error, pause)
+
+    def _told(self, error: Exception) -> str:
+        """In words that name no host."""
+        if isinstance(error, TopicNotFoundError):
+            return f"Topic {self._topic!r} is missing"
+        return f"Topic {self._topic!r} cannot be followed; the log of the API says why"
 
     async def _catch_up(self, log: Log) -> int:
         """Take in what the topic holds and we have not seen; returns how many messages."""
         taken = 0
         extent = await log.extent(self._topic)
-        if extent.last >= self._next:
-            async for records in log.read(self._topic, self._next, extent.last):
+        await self._recognise(log, extent)
+        first = self._at.sequence + 1
+        if extent.last >= first:
+            stored = ""
+            async for records in log.read(self._topic, first, extent.last):
                 await self._take_records(records)
-                self._next = records[-1].sequence + 1
+                last = records[-1]
+                stored = str(last.publish_time_ns) if last.sequence == extent.last else ""
+                self._at = replace(self._at, sequence=last.sequence, stored=stored)
                 taken += len(records)
-            self._next = extent.last + 1
-            await self._views.reached(self._topic, extent.last)
+            self._at = replace(self._at, sequence=extent.last, stored=stored)
+            await self._views.reached(self._topic, self._at)
         self._caught_up = asyncio.get_running_loop().time()
         return taken
+
+    async def _recognise(self, log: Log, extent: Extent) -> None:
+        """Begin anew in a log that is another one than so far."""
+        known = not self._is_another(extent)
+        if known and not self._recognised:
+            known = await self._is_where_it_was(log)
+        if not known:
+            _log.warning(
+                "Topic %r is another one than the read model has followed, made again or restored; "
+                "it is followed from its beginning",
+                self._topic,
+            )
+            self._at = Position()
+            for watcher in list(self._watchers):
+                watcher.look_again()
+        self._at = replace(self._at, log=extent.identity)
+        self._recognised = True
+
+    def _is_another(self, extent: Extent) -> bool:
+        """By its looks: it says so, or it ends before what was read of it."""
+        renamed = "" not in (self._at.log, extent.identity) and self._at.log != extent.identity
+        return renamed or extent.last < self._at.sequence
+
+    async def _is_where_it_was(self, log: Log) -> bool:
+        """Whether the message that was read last is still that one. A log that was restored has
+        its old name and may have grown beyond it; one that dropped the message cannot say."""
+        at = self._at
+        async for records in log.read(self._topic, at.sequence, at.sequence):
+            return at.stored in ("", str(records[0].publish_time_ns))
+        return True
 
     async def _take_records(self, records: Sequence[Record]) -> None:
         events = []
@@ -206,8 +268,13 @@ class Watcher:
             return
         self._news.extend(wanted)
         if len(self._news) > _WATCHER_BUFFER:
-            self._news.clear()
-            self._news.append(None)
+            self.look_again()
+        self._wake.set()
+
+    def look_again(self) -> None:
+        """Something may have been missed."""
+        self._news.clear()
+        self._news.append(None)
         self._wake.set()
 
     def more(self) -> list[JobView | None]:

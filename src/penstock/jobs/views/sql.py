@@ -19,6 +19,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     func,
+    or_,
     select,
     tuple_,
     update,
@@ -30,7 +31,7 @@ from penstock.jobs.model.codec import without_input
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.media import MEDIA
-from penstock.jobs.views.view import JobView, Listing, Wanted, cursor_of, take_in
+from penstock.jobs.views.view import JobView, Listing, Position, Wanted, cursor_of, take_in
 from penstock.transactional import Database, insert_into
 from penstock.transactional.schema import prepare
 
@@ -55,6 +56,8 @@ sql_positions = Table(
     sql_metadata,
     Column("topic", String(255), primary_key=True),
     Column("sequence", BigInteger, nullable=False),
+    Column("log", String(64)),
+    Column("stored", String(32)),
 )
 _CHANGE_VIEW = (
     update(sql_views)
@@ -131,21 +134,27 @@ class SqlJobViews:
                 unreadable.add(job_id)
         return known, unreadable
 
-    async def position(self, topic: str) -> int:
-        """The last event of a topic that was taken in, by its sequence; 0 when none was."""
+    async def position(self, topic: str) -> Position:
         async with self._database.transaction(reading=True) as connection:
-            query = select(sql_positions.c.sequence).where(sql_positions.c.topic == topic)
-            return int(await connection.scalar(query) or 0)
+            query = select(sql_positions).where(sql_positions.c.topic == topic)
+            row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            return Position()
+        return Position(sequence=row.sequence, log=row.log or "", stored=row.stored or "")
 
-    async def reached(self, topic: str, sequence: int) -> None:
+    async def reached(self, topic: str, position: Position) -> None:
+        values = {
+            "sequence": position.sequence,
+            "log": position.log or None,
+            "stored": position.stored or None,
+        }
+        c = sql_positions.c
+        # Others who follow the same log may be further; in another log nobody is.
+        ahead = or_(c.sequence < position.sequence, c.log.is_distinct_from(values["log"]))
         async with self._database.transaction() as connection:
-            upsert = insert_into(connection, sql_positions).values(topic=topic, sequence=sequence)
+            upsert = insert_into(connection, sql_positions).values(topic=topic, **values)
             await connection.execute(
-                upsert.on_conflict_do_update(
-                    index_elements=["topic"],
-                    set_={"sequence": sequence},
-                    where=sql_positions.c.sequence < sequence,
-                )
+                upsert.on_conflict_do_update(index_elements=["topic"], set_=values, where=ahead)
             )
 
     async def get(self, job_id: str) -> JobView | None:

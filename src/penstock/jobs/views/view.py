@@ -186,6 +186,15 @@ class Listing(Struct, frozen=True, kw_only=True):
         return self.stage in (None, view.stage) and self.media_type in (None, view.media_type)
 
 
+class Position(Struct, frozen=True, kw_only=True):
+    """How far a topic was taken in: up to `sequence`, in the log of that identity. `stored`: when
+    the message there was, by which it is known again. Empty: not known."""
+
+    sequence: int = 0
+    log: str = ""
+    stored: str = ""
+
+
 class Views(Protocol):
     """A read model."""
 
@@ -201,11 +210,11 @@ class Views(Protocol):
 
     async def count(self) -> int: ...
 
-    async def position(self, topic: str) -> int:
-        """The last event of a topic that was taken in for good, by its sequence."""
+    async def position(self, topic: str) -> Position:
+        """How far a topic was taken in for good."""
         ...
 
-    async def reached(self, topic: str, sequence: int) -> None:
+    async def reached(self, topic: str, position: Position) -> None:
         """Everything up to there was taken in."""
         ...
 

@@ -1,0 +1,83 @@
+"""What jobs need of a broker stays there: somebody may delete a topic, or a server may come back
+without its data, while the API runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from penstock.errors import NotFoundError, PenstockError, PermissionDeniedError
+from penstock.jobs.messaging.client import PubSubClient
+from penstock.retrying import Outage
+
+_log = logging.getLogger("penstock.jobs")
+# Seconds. Jobs that are asked for meanwhile wait in the outbox.
+_LOOK_EVERY = 10.0
+
+
+async def missing(client: PubSubClient) -> list[str]:
+    """Topics and subscriptions that jobs need and that are not there, in words. What one may not
+    look at is taken for there."""
+    broker = await client.pubsub.broker()
+    needed = defaultdict(set)
+    for subscription in client.every_subscription(has_log=broker.log is not None):
+        needed[subscription.topic].add(subscription.name)
+    found = []
+    for topic in client.topics():
+        try:
+            status = await broker.admin.describe_topic(topic.name)
+        except PermissionDeniedError:
+            continue
+        except NotFoundError:
+            found.append(f"topic {topic.name!r}")
+            continue
+        there = {str(name) for name in status.subscriptions}
+        found += [f"subscription {name!r}" for name in sorted(needed[topic.name] - there)]
+    return found
+
+
+async def _drop_orphans(client: PubSubClient) -> None:
+    """Subscriptions that outlived their topic keep its name from being followed again; those that
+    hold nothing any more make room."""
+    broker = await client.pubsub.broker()
+    if not broker.capabilities.outlives_topic:
+        return
+    for subscription in client.every_subscription(has_log=broker.log is not None):
+        with suppress(NotFoundError, PermissionDeniedError):
+            status = await subscription.describe()
+            empty = status.unsettled is not None and status.unsettled.messages == 0
+            if status.topic_deleted and empty:
+                await subscription.delete()
+
+
+@asynccontextmanager
+async def keeping(client: PubSubClient) -> AsyncIterator[None]:
+    """Look now and then, and make what is missing again, while entered."""
+    outage = Outage(_log, "What jobs need of the broker cannot be looked after")
+
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            try:
+                gone = await missing(client)
+                if gone:
+                    _log.warning(
+                        "Missing: %s. It is made again, and empty: `retry` sends the jobs anew "
+                        "that waited in it",
+                        ", ".join(gone),
+                    )
+                    await _drop_orphans(client)
+                    await client.provision()
+                outage.over()
+            except PenstockError as error:
+                outage.met(error)
+
+    keeper = asyncio.get_running_loop().create_task(look())
+    try:
+        yield
+    finally:
+        keeper.cancel()
+        await asyncio.wait({keeper})
