@@ -189,6 +189,10 @@ class Verb(Enum):
     RELEASE = "release"
 
 
+# On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
+_ACK, _NACK = Verb.ACK, Verb.NACK
+
+
 class Settlement(Struct, frozen=True, gc=False):
     """The answer to one delivery.
 
@@ -352,7 +356,7 @@ class Message:
     def ack(self) -> None:
         """Done: it will not come again. No effect once settled."""
         if not self._settled:
-            self._owner.settle(self, Verb.ACK, None)
+            self._owner.settle(self, _ACK, None)
             self._settled = True
 
     def nack(self, delay: float | None = None) -> None:
@@ -360,7 +364,7 @@ class Message:
         if delay is not None:
             delay = check_ack_deadline(delay)
         if not self._settled:
-            self._owner.settle(self, Verb.NACK, delay)
+            self._owner.settle(self, _NACK, delay)
             self._settled = True
 
     def reject(self) -> None:
@@ -383,11 +387,11 @@ class Message:
         With exactly-once delivery, SUCCESS means it will never come again and INVALID that this
         delivery was settled before or is no longer ours. Without it the answer is SUCCESS.
         """
-        return await self._settle_with_response(Verb.ACK)
+        return await self._settle_with_response(_ACK)
 
     async def nack_with_response(self) -> AckResponse:
         """Nack and wait for the outcome; the codes are those of `ack_with_response`."""
-        return await self._settle_with_response(Verb.NACK)
+        return await self._settle_with_response(_NACK)
 
     def _settle_with_response(self, verb: Verb) -> Awaitable[AckResponse]:
         first, self._settled = not self._settled, True

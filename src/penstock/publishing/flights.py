@@ -15,6 +15,9 @@ from penstock.publishing.options import PublishRetry
 from penstock.rules.deadlines import Deadlines
 
 _log = logging.getLogger("penstock")
+# On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
+_IN_FLIGHT, _ACKED = FlightState.IN_FLIGHT, FlightState.ACKED
+_DUPLICATE = FlightState.DUPLICATE
 
 Answers: TypeAlias = Sequence[Receipt | PublishFault]
 
@@ -52,12 +55,11 @@ class Flights:
         return iter(list(self._by_id.values()))
 
     def enter(self, flight: Flight) -> Flight | None:
-        """Count it in; the flight whose turn it is, if it is anybody's."""
+        """Count it in, when there is no hold; the flight whose turn it is, if it is anybody's."""
         admission = self._admission
         self._by_id[flight.id] = flight
-        held = admission.holding
         may_go = admission.enter(flight)
-        if admission.holding and not held:
+        if admission.holding:
             self._announcer.tell("held")
         if not may_go:
             return None
@@ -82,13 +84,13 @@ class Flights:
         by_id, landed, size = self._by_id, 0, 0
         turns: list[Flight] = []
         for flight, attempt, answer in zip(flights, attempts, answers, strict=True):
-            if flight.state is not FlightState.IN_FLIGHT:
+            if flight.state is not _IN_FLIGHT:
                 continue
             if not isinstance(answer, Receipt):
                 following = self._refused(flight, attempt, answer, now)
             elif plain and flight._draft.ordering_key is None:
                 del by_id[flight.id]
-                flight.state = FlightState.DUPLICATE if answer.duplicate else FlightState.ACKED
+                flight.state = _DUPLICATE if answer.duplicate else _ACKED
                 flight._result = answer
                 if flight._ack is not None:
                     flight._settle_ack()
@@ -96,7 +98,7 @@ class Flights:
                 size += len(flight._draft.data)
                 continue
             else:
-                state = FlightState.DUPLICATE if answer.duplicate else FlightState.ACKED
+                state = _DUPLICATE if answer.duplicate else _ACKED
                 following = self.end(flight, state, answer)
             if following is not None:
                 turns.append(following)

@@ -30,6 +30,9 @@ from penstock.subscribing.ordering import KeyOrder
 from penstock.subscribing.settling import Settler
 from penstock.subscribing.source import Handler, Source
 
+# On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
+_NACK = Verb.NACK
+
 
 class Deliveries:
     """Takes deliveries in hand, gives them to handlers, one of an ordering key at a time, and
@@ -308,7 +311,7 @@ class Deliveries:
         self._settler.add(Settlement(ack_id, verb, seconds))
         held = self._leases.end(ack_id)
         if held is not None:
-            self._let_go(held, verb is Verb.NACK)
+            self._let_go(held, verb is _NACK)
 
     async def settle_with_response(
         self, message: Message, verb: Verb, *, first: bool
@@ -324,7 +327,7 @@ class Deliveries:
         response = self._settler.ask(Settlement(message.ack_id, verb))
         held = self._leases.end(message.ack_id)
         if held is not None:
-            self._let_go(held, verb is Verb.NACK)
+            self._let_go(held, verb is _NACK)
         # The message is settled, whether or not its handler lives to hear the answer.
         return await asyncio.shield(response)
 

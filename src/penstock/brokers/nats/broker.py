@@ -47,6 +47,9 @@ from penstock.message import (
 from penstock.rules.filters import parse_filter
 from penstock.rules.repeats import repeats
 
+# On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
+_ACK, _RELEASE = Verb.ACK, Verb.RELEASE
+
 
 class NatsBroker:
     """JetStream behind the port."""
@@ -297,22 +300,24 @@ class NatsBroker:
         now = self._clock.monotonic()
         answered: list[Settlement] = []
         late = repeats(settlements)
+        exactly_once = config.enable_exactly_once_delivery
         for at, settlement in enumerate(settlements):
-            ack_id = settlement.ack_id
-            exactly_once = config.enable_exactly_once_delivery
+            ack_id, verb = settlement.ack_id, settlement.verb
             if exactly_once and (at in late or loans is None or not loans.is_open(ack_id, now)):
                 responses[at] = AckResponse.INVALID
                 continue
             if at in foreign or at in late:
                 continue
-            if settlement.verb is Verb.RELEASE:
+            if verb is _ACK:
+                acks.append((ack_id.encode(), b"+ACK"))
+            elif verb is _RELEASE:
                 acks += self._releases.giving_back([ack_id.encode()])
             else:
                 answer = await self._failing.answer(consumer, settlement, loans)
                 acks.append((ack_id.encode(), answer))
             answered.append(settlement)
         queue = self._ordered.get(consumer.key)
-        if acks and (config.enable_exactly_once_delivery or queue is not None):
+        if acks and (exactly_once or queue is not None):
             # In order, the next of a key goes only when the server is done with the one before.
             if queue is not None:
                 for sequence, answer in _told(acks):

@@ -36,11 +36,10 @@ class Failing:
     async def answer(
         self, consumer: Consumer, settlement: Settlement, loans: Loans | None
     ) -> bytes:
-        """What to tell the server, after moving a spent message to the dead letters."""
+        """What to tell the server of one that is not done, after moving a spent message to the
+        dead letters."""
         config = consumer.config
         match settlement.verb:
-            case Verb.ACK:
-                return b"+ACK"
             case Verb.EXTEND if settlement.seconds:
                 return b"+WPI"
             case Verb.REJECT:

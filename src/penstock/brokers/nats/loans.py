@@ -15,6 +15,9 @@ _ACK_ID = re.compile(
     r"\$JS\.ACK\.(?:[^.\s]+\.[^.\s]+\.)?([^.\s]+\.[^.\s]+)\.\d+\.\d+\.\d+\.\d+\.\d+(?:\.[^\s]*)?"
 )
 
+# On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
+_ACK = Verb.ACK
+
 
 class Loans:
     """Open deliveries of a subscription: until when they are ours, and what is in them."""
@@ -67,7 +70,7 @@ def foreign_ids(consumer: Consumer, settlements: Sequence[Settlement]) -> set[in
         at
         for at, settlement in enumerate(settlements)
         # Most are acks and need no closer look; the others are read for what they say.
-        if not (plain and settlement.verb is Verb.ACK) and not _names(whose, settlement.ack_id)
+        if not (plain and settlement.verb is _ACK) and not _names(whose, settlement.ack_id)
     }
 
 

@@ -121,7 +121,7 @@ def test_messages_go_before_answers_that_came_with_them():
     parser = LeanParser(Client(), {b"7": lambda *_: order.append("message")})
     parser.alike = (re.compile(rb"MSG in\.(\d) 8 0\r\n\r\n"), order.append)
     parser.feed(b"MSG in.1 8 0\r\n\r\nMSG orders 7 0\r\n\r\nMSG in.2 8 0\r\n\r\n")
-    assert order == ["message", [(b"1",), (b"2",)]]
+    assert order == ["message", [b"1", b"2"]]
 
 
 def test_an_error_nats_py_does_not_know_is_a_reason_to_connect_anew():
@@ -169,8 +169,9 @@ def test_answers_that_look_alike_come_in_runs_however_they_are_cut(cuts):
             await parser.parse(stream[a:b])
 
     run_virtual(feed())
-    whole = len(runs) + sum(b'"seq"' in payload for *_, payload in ours)
-    assert whole == 12
+    numbers = [b"%d" % n for n in range(6)]
+    assert runs[1::3] == runs[2::3] == 2 * numbers
+    assert not any(b'"seq"' in payload for *_, payload in ours)
     assert sum(b"error" in payload for *_, payload in ours) == 1
 
 
@@ -326,3 +327,38 @@ def delivered():
 @given(STREAMS, CUTS)
 def test_answers_are_understood_or_refused_the_same_however_they_are_cut(make, data, cuts):
     assert columns(make(), cut(data, cuts)) == columns(make(), [data])
+
+
+class CountingPattern:
+    """A pattern that counts how often it searched what lies before it."""
+
+    def __init__(self, pattern):
+        self._pattern = re.compile(pattern)
+        self.groups, self.match = self._pattern.groups, self._pattern.match
+        self.searches = 0
+
+    def split(self, data):
+        self.searches += 1
+        return self._pattern.split(data)
+
+
+def test_a_piece_in_which_answers_and_messages_take_turns_is_searched_once():
+    ours, runs = [], []
+    parser = LeanParser(Client(), {b"7": lambda *message: ours.append(message)})
+    pattern = CountingPattern(rb"MSG in\.(\d+) 8 0\r\n\r\n")
+    parser.alike = (pattern, runs.extend)
+    parser.feed(b"".join(b"MSG in.%d 8 0\r\n\r\nMSG orders 7 0\r\n\r\n" % n for n in range(50)))
+    assert runs == [b"%d" % n for n in range(50)]
+    assert len(ours) == 50
+    assert pattern.searches == 1
+
+
+def test_an_answer_inside_a_message_is_not_taken_for_one():
+    ours, runs = [], []
+    parser = LeanParser(Client(), {b"7": lambda *message: ours.append(message)})
+    answer = b"MSG in.%d 8 0\r\n\r\n"
+    parser.alike = (re.compile(rb"MSG in\.(\d+) 8 0\r\n\r\n"), runs.extend)
+    inside = answer % 5
+    parser.feed(answer % 1 + b"MSG orders 7 %d\r\n%b\r\n" % (len(inside), inside) + answer % 2)
+    assert runs == [b"1", b"2"]
+    assert [payload for *_, payload in ours] == [inside]

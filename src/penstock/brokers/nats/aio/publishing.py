@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TypeAlias
 
 from penstock.batching import GroupCommit
@@ -50,6 +51,9 @@ Operation: TypeAlias = tuple[int, bytes, bytes]
 _STORED = rb'(\d+)\.(\d+) %b \d+\r\n\{"stream":"[^"]*","seq":(\d+)\}\r\n'
 
 
+_INDEXES = [b"%d" % at for at in range(1000)]
+
+
 class _Call:
     """Answers to one write, by index: the sequence a draft was stored at, or whatever else came,
     as header block and payload."""
@@ -62,10 +66,25 @@ class _Call:
         self.left = expected
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    def stored(self, indexes: list[bytes], sequences: list[int]) -> None:
+        """Plain acks, mostly in order and one each: then they are taken in one piece."""
+        first = int(indexes[0])
+        last = first + len(indexes)
+        if indexes == _INDEXES[first:last] and last <= len(self.answers):
+            self.left -= self.answers[first:last].count(None)
+            self.answers[first:last] = sequences
+            self._end_if_complete()
+        else:
+            for index, sequence in zip(indexes, sequences, strict=True):
+                self.answer(int(index), sequence)
+
     def answer(self, index: int, answer: int | tuple[bytes, bytes]) -> None:
         if self.answers[index] is None:
             self.left -= 1
         self.answers[index] = answer
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
         if self.left <= 0 and not self.done.done():
             self.done.set_result(None)
 
@@ -116,10 +135,13 @@ class Publishing:
         except TopicNotFoundError as error:
             return [PublishFault(error)] * len(drafts)
         asked_again = False
+        one_subject = not (routes.subjects or routes.routed)
         for at, draft in enumerate(drafts):
             try:
                 subject = default
-                if draft.subject or routes.subjects:
+                if one_subject and not draft.subject:
+                    pass
+                elif draft.subject or routes.subjects:
                     wanted = draft.subject or topic
                     if not asked_again and not stores(topic, wanted, routes.subjects):
                         # Its subjects may have changed since we asked.
@@ -173,12 +195,14 @@ class Publishing:
             for at, subject, header in operations
         ]
         error = await self._send(call, name, parts)
+        got = call.answers
         for at, _, _ in operations:
-            answer = call.answers[at]
-            if isinstance(answer, int):
-                answers[at] = Receipt(drafts[at].message_id or unnamed(topic, answer), answer)
-            else:
-                answers[at] = self._receipt(topic, drafts[at], answer, error)
+            answer, draft = got[at], drafts[at]
+            answers[at] = (
+                Receipt(draft.message_id or unnamed(topic, answer), answer)
+                if isinstance(answer, int)
+                else self._receipt(topic, draft, answer, error)
+            )
 
     async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
         """Write and wait; returns what to say of those that were not answered."""
@@ -217,20 +241,17 @@ class Publishing:
         if call is not None:
             call.answer(int(index), (block, payload))
 
-    def _on_stored(self, run: list[tuple[bytes, ...]]) -> None:
-        """Plain acks, a run of them."""
-        calls = self._calls
-        last, call = b"", None
-        for name, index, sequence in run:
-            if name != last:
-                last, call = name, calls.get(name)
+    def _on_stored(self, run: list[bytes]) -> None:
+        """Plain acks, a run of them: call, index and sequence of each. Those of a call mostly
+        follow each other."""
+        indexes, sequences = run[1::3], [*map(int, run[2::3])]
+        first = 0
+        for name, group in groupby(run[::3]):
+            last = first + len([*group])
+            call = self._calls.get(name)
             if call is not None:
-                at = int(index)
-                if call.left > 1 and call.answers[at] is None:
-                    call.answers[at] = int(sequence)
-                    call.left -= 1
-                else:
-                    call.answer(at, int(sequence))
+                call.stored(indexes[first:last], sequences[first:last])
+            first = last
 
     def _on_loss(self) -> None:
         error = self._wire.loss(

@@ -120,11 +120,13 @@ class Wire:
         """Send complete operations, in order, waiting when the socket is behind. Few of them leave
         with what else is sent in this turn of the loop, or `at_once`."""
         self.check_connected()
-        if len(parts) <= _FEW and not self._client.behind:
-            self._client.send(b"".join(parts))
-            if at_once:
-                self._client.send_now()
-            return
+        if not self._client.behind:
+            data = b"".join(parts)
+            if len(data) <= WRITE_CHUNK:
+                self._client.send(data)
+                if at_once or len(parts) > _FEW:
+                    self._client.send_now()
+                return
         self._client.send_now()
         try:
             async with asyncio.timeout(self.timeout):

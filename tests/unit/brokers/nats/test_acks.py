@@ -1,0 +1,115 @@
+"""Acks of what was published, however they come: each is its own draft's."""
+
+import asyncio
+import re
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.brokers.nats.aio.parser import LeanParser
+from penstock.brokers.nats.aio.publishing import Publishing
+from penstock.brokers.nats.catalogue import Routes
+from penstock.message import Draft, PublishFault
+from penstock.testing import run_virtual
+
+MANY = 1100  # More than are known by heart.
+
+
+class Wire:
+    """Takes what is written; acks come when the test says so."""
+
+    max_payload = 2**20
+    timeout = 5.0
+
+    def __init__(self):
+        self.parser = LeanParser(SimpleNamespace(), {b"1": self._other})
+        self.replies = []
+
+    def on_loss(self, act):
+        pass
+
+    async def until_connected(self):
+        pass
+
+    def subscribe_runs(self, subject, rest, sink, other):
+        pattern = rb"MSG %b\.%b" % (re.escape(subject.encode()), rest % b"1")
+        self.parser.alike = (re.compile(pattern), sink)
+        self._sink = other
+
+    def _other(self, *message):
+        self._sink(*message)
+
+    async def write(self, parts, at_once=False):
+        self.replies.append([part.split(b" ", 3)[2] for part in parts])
+
+    def ack(self, replies):
+        """Each is stored at its index in its call and a thousand times the call's number."""
+        stored = []
+        for reply in replies:
+            call, index = map(int, reply.split(b".")[-2:])
+            answer = b'{"stream":"orders","seq":%d}' % (10_000 * call + index)
+            stored.append(b"MSG %b 1 %d\r\n%b\r\n" % (reply, len(answer), answer))
+        assert self.parser.feed(b"".join(stored)) == b""
+
+
+def publishing():
+    async def routes(_topic):
+        return Routes((), ())
+
+    wire = Wire()
+    options = SimpleNamespace(inbox_prefix="_INBOX.ours", timeout=5.0, group_commit=False)
+    connection = SimpleNamespace(wire=wire, options=options)
+    ours = Publishing(connection, SimpleNamespace(routes=routes))
+    ours.open()
+    return wire, ours
+
+
+async def sequences(counts, arrange):
+    """What so many drafts each are told in calls side by side, when acks come as arranged."""
+    wire, ours = publishing()
+    calls = [
+        asyncio.ensure_future(
+            ours.publish("orders", [Draft(b"x", {}, None, f"{call}-{n}") for n in range(count)])
+        )
+        for call, count in enumerate(counts)
+    ]
+    while len(wire.replies) < len(counts):
+        await asyncio.sleep(0)
+    for run in arrange([reply for call in wire.replies for reply in call]):
+        wire.ack(run)
+    return [[answer.sequence for answer in answers] for answers in await asyncio.gather(*calls)]
+
+
+def expected(counts):
+    return [[10_000 * call + n for n in range(count)] for call, count in enumerate(counts, 1)]
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.randoms(), st.booleans())
+def test_acks_in_any_order_and_repeated_reach_their_drafts(counts, chance, shuffled):
+    def arrange(replies):
+        if shuffled:
+            chance.shuffle(replies)
+        while replies:
+            cut = chance.randint(1, len(replies))
+            yield replies[:cut]
+            # Some are acked again: the ack of an earlier attempt, or of a leader that went.
+            yield chance.choices(replies[:cut], k=2)
+            replies = replies[cut:]
+
+    assert run_virtual(sequences(counts, arrange)) == expected(counts)
+
+
+async def test_a_call_of_very_many_is_acked_like_any_other():
+    assert await sequences([MANY], lambda replies: [replies]) == expected([MANY])
+
+
+async def test_drafts_whose_ack_never_comes_are_the_only_ones_in_doubt():
+    wire, ours = publishing()
+    drafts = [Draft(b"x", {}, None, f"{n}") for n in range(4)]
+    call = asyncio.ensure_future(ours.publish("orders", drafts))
+    while not wire.replies:
+        await asyncio.sleep(0)
+    wire.ack(wire.replies[0][1:3])
+    answers = await call
+    assert [isinstance(answer, PublishFault) for answer in answers] == [True, False, False, True]
