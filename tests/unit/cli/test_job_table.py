@@ -3,8 +3,9 @@
 from io import StringIO
 
 from rich.console import Console
+from rich.progress import Progress
 
-from penstock.cli.jobs.following import _name
+from penstock.cli.jobs.following import Following
 from penstock.cli.jobs.showing import about, show_jobs
 
 STAGES = ["Queued", "MetadataReady", "TranscriptComplete"]
@@ -45,7 +46,14 @@ def test_what_is_known_of_the_media_is_told():
     assert told == "2.5 s, 1,000 bytes, mp3, 3 pages, UC1, host, 1,234 letters"
 
 
+def name_of_bar(shown, names=()):
+    progress = Progress()
+    Following((), progress, STAGES, dict(names)).show(shown)
+    return progress.tasks[0].fields["name"].strip()
+
+
 def test_a_bar_is_called_by_the_name_of_its_job():
-    assert _name(job(1, name="a.wav")) == "a.wav"
-    assert _name(job(1)) == "0" * 12
-    assert _name(job(1, name="x" * 99)) == "x" * 31 + "…"
+    assert name_of_bar(job(1, name="a.wav")) == "a.wav"
+    assert name_of_bar(job(1)) == "0" * 12
+    assert name_of_bar(job(1, name="b.wav"), {job(1)["jobId"]: "mine.wav"}) == "mine.wav"
+    assert name_of_bar(job(1, name="x" * 99 + ".wav")) == "x" * 21 + "…" + "x" * 6 + ".wav"
