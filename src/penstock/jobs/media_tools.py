@@ -13,6 +13,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from penstock.jobs.pipeline.media import (
     AudioInfo,
     DocumentInfo,
@@ -37,6 +39,13 @@ from penstock.media.reading.transcribe import Transcriber
 from penstock.media.speakers import SpeakerRoleRegistry
 from penstock.media.transcript import Segment
 from penstock.media.youtube import YouTubeClient
+
+NO_PICTURES = "none"
+"""The codec of a video that is sound alone."""
+# Containers of pictures with sound that are as common with sound alone.
+_EITHER = frozenset(
+    ("asf", "avi", "flv", "matroska", "mov", "mp4", "mpeg", "mpegts", "ogg", "webm")
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,17 +206,24 @@ def _audio_info(found: MediaInfo) -> AudioInfo:
 
 
 def _video_info(found: MediaInfo) -> VideoInfo:
-    if found.video is None:
-        raise MediaError("no_video", "There are no pictures in it")
-    return VideoInfo(
+    info = VideoInfo(
         duration=found.duration or 0.0,
         size=found.size,
         container=found.container.lower()[:48],
+        codec=NO_PICTURES,
+        audio_codec=found.audio.codec.lower()[:48] if found.audio else None,
+    )
+    if found.video is None:
+        if not _EITHER & {*found.container.split(",")}:
+            raise MediaError("no_video", "There are no pictures in it")
+        # Sound alone, in a container whose name does not tell: there is all that is written down.
+        return info
+    return structs.replace(
+        info,
         codec=found.video.codec.lower()[:48],
         width=found.video.width,
         height=found.video.height,
         frame_rate=min(found.video.frame_rate or 0.0, 1e6),
-        audio_codec=found.audio.codec.lower()[:48] if found.audio else None,
     )
 
 
@@ -230,4 +246,5 @@ async def _transcribed(transcriber: Transcriber, path: Path) -> Text:
         segments=list(found.segments),
         language=found.language.lower()[:48],
         model=found.model,
+        doubtful=found.doubtful,
     )

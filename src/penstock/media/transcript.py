@@ -19,12 +19,15 @@ class Segment(Struct, frozen=True, array_like=True):
 
 
 class Transcript(Struct, frozen=True, kw_only=True):
-    """All that was said in a recording. `model` wrote it down."""
+    """All that was said in a recording. `model` wrote it down. Segments follow one another and end
+    with the recording. `doubtful`: the model was unsure of most of it, as of a language that it
+    does not know; one that knows English only takes everything for it."""
 
     language: str
     duration: float
     segments: tuple[Segment, ...]
     model: str
+    doubtful: bool = False
 
     @property
     def text(self) -> str:

@@ -76,6 +76,7 @@ class TranscriptBody(Struct, frozen=True, rename="camel"):
     segments: list[Segment]
     pages: int | None = None
     truncated: bool = False
+    doubtful: bool = False
 
 
 class JobsApi(Controller):
@@ -152,8 +153,9 @@ class JobsApi(Controller):
         text = await ingestion.service.store.text(job_id)
         if text is None:
             raise NotFoundError(f"Job {job_id} is {record.job.stage}: it has no transcript")
-        said = (text.language, text.model, text.segments, text.pages, text.truncated)
-        return TranscriptBody(job_id, record.title, *said)
+        said = (text.language, text.model, text.segments)
+        about = (text.pages, text.truncated, text.doubtful)
+        return TranscriptBody(job_id, record.title, *said, *about)
 
     @get("/jobs/{job_id:str}/results/{stage:str}", summary="What a stage found out")
     async def result(

@@ -13,6 +13,7 @@ import wave
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import av
 import pytest
 from faster_whisper.audio import decode_audio
 
@@ -81,6 +82,48 @@ async def test_a_document_that_is_longer_than_the_limits_says_so_wherever_it_is_
         assert view.characters == told["characters"] == text.characters > 0
         kept = await scene.system.store.get(record.job.job_id)
         assert known_event_of(scene.system.store.pipeline, kept).truncated is truncated
+
+
+def sound_alone(source, target):
+    """The sound of a video in a container of the same kind."""
+    with av.open(str(source)) as video, av.open(str(target), "w") as container:
+        (sound,) = video.streams.audio
+        stream = container.add_stream_from_template(sound)
+        for packet in video.demux(sound):
+            if packet.dts is not None:
+                packet.stream = stream
+                container.mux(packet)
+
+
+async def test_sound_alone_in_a_container_for_video_completes(quick, tmp_path):
+    """By its name it is a video; what is said in it is written down all the same."""
+    made = {"a.webm": "winter.webm", "b.mkv": "winter.webm", "c.mp4": "river.mp4"}
+    for name, source in made.items():
+        sound_alone(SAMPLES / source, tmp_path / name)
+    async with media_on(quick, tmp_path) as scene:
+        for name, source in made.items():
+            record = await scene.submit(name, media_type=MediaType.VIDEO)
+            view = await scene.ended(record.job.job_id)
+            assert (view.stage, view.reason) == (JobStage.TRANSCRIPT_COMPLETE, None)
+            assert view.duration == pytest.approx(MANIFEST[source]["seconds"], abs=0.3)
+            info = (await scene.system.store.get(record.job.job_id)).job.info
+            assert (info.codec, info.width) == ("none", 0) and info.audio_codec
+            assert view.doubtful is False
+
+
+async def test_a_doubtful_transcript_says_so_wherever_it_is_asked_for(quick, tmp_path):
+    sound = decode_audio(str(SAMPLES / "garden.ogg"))[::-1]
+    with wave.open(str(tmp_path / "backwards.wav"), "wb") as target:
+        target.setparams((1, 2, 16_000, 0, "NONE", ""))
+        target.writeframes((sound * 32_767).astype("<i2").tobytes())
+    async with media_on(quick, tmp_path) as scene:
+        record = await scene.submit("backwards.wav")
+        view = await scene.ended(record.job.job_id)
+        assert (view.stage, view.doubtful) == (JobStage.TRANSCRIPT_COMPLETE, True)
+        assert view.language == "und"
+        told = json.loads((await scene.stored("job-events"))[-1].data)
+        assert told["doubtful"] is True
+        assert (await scene.system.store.text(record.job.job_id)).doubtful
 
 
 def mutated(chance, data):

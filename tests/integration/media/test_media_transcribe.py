@@ -5,9 +5,11 @@ import socket
 import threading
 import time
 import wave
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from faster_whisper.audio import decode_audio
 
 from penstock.media import MediaError, Transcriber
 from penstock.media.reading.audio import RATE
@@ -57,6 +59,47 @@ def test_ten_minutes_keep_their_times(transcriber, tmp_path):
         assert any(abs(s.start - second) < 1.5 for s in transcript.segments), second
     assert transcript.duration == pytest.approx(600, abs=0.1)
     assert done == sorted(done) and done[-1] == transcript.duration and len(done) >= 10
+
+
+class Sloppy:
+    """A model whose times are off, as they are where a window cuts a word."""
+
+    supported_languages = ("en",)
+
+    def transcribe(self, samples, **_):
+        length = len(samples) / RATE
+        times = [(0.0, 20.0), (19.6, length + 1.4), (length - 0.1, length + 3)]
+        pieces = [
+            SimpleNamespace(start=s, end=e, text=" word", compression_ratio=1.0, avg_logprob=-0.4)
+            for s, e in times
+        ]
+        return pieces, SimpleNamespace(language="en")
+
+
+def test_segments_follow_one_another_across_windows_and_end_with_the_recording(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("penstock.media.reading.transcribe.spoken", lambda _: [0.0, 1.0])
+    transcriber = Transcriber()
+    transcriber._whisper = Sloppy()
+    noise = np.random.default_rng(1).normal(0, 3000, int(150.537 * RATE))
+    transcript = transcriber.transcribe(write(tmp_path / "long.wav", noise))
+    assert len(transcript.segments) == 9
+    times = [time for segment in transcript.segments for time in (segment.start, segment.end)]
+    assert times == sorted(times)
+    assert transcript.segments[-1].end == pytest.approx(transcript.duration, abs=0.01)
+    assert transcript.segments[-1].end <= transcript.duration
+
+
+@pytest.mark.parametrize("name", ["garden.ogg", "coffee.flac"])
+def test_speech_in_no_language_that_the_model_knows_is_doubtful(name, transcriber, tmp_path):
+    """Backwards it is speech, and not English; a model that knows only English cannot tell which
+    language it is, and does not say that it is English."""
+    sound = (decode_audio(str(FOLDER / name))[::-1] * 32_767).astype("<i2")
+    transcript = transcriber.transcribe(write(tmp_path / "backwards.wav", sound))
+    assert transcript.segments and transcript.doubtful
+    assert transcript.language == "und"
+    assert not transcriber.transcribe(FOLDER / name).doubtful
 
 
 def test_silence_has_no_words_and_costs_no_model(tmp_path):

@@ -27,7 +27,8 @@ def stage_text(job: dict[str, Any], stages: Sequence[str]) -> str:
     stage = job["stage"]
     colour = "green" if stage == stages[-1] else _ENDS.get(stage, "blue")
     reason = f" {job['reason']}" if job.get("reason") else ""
-    return f"[{colour}]{stage}[/]{reason}{_cut(job)}"
+    doubt = " [yellow]doubtful[/]" if job.get("doubtful") else ""
+    return f"[{colour}]{stage}[/]{reason}{_cut(job)}{doubt}"
 
 
 def _cut(job: dict[str, Any]) -> str:

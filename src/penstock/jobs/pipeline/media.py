@@ -125,6 +125,7 @@ class TranscriptComplete(StageEvent, frozen=True, kw_only=True):
     characters: Count = 0
     pages: Count | None = None
     truncated: bool = False
+    doubtful: bool = False
 
 
 JobEvent: TypeAlias = JobQueued | MetadataReady | TranscriptComplete | JobFailed | JobCancelled

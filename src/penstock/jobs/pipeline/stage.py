@@ -33,13 +33,15 @@ _log = logging.getLogger("penstock.jobs")
 
 class Text(Struct, frozen=True, kw_only=True):
     """A transcript, or the text of a document. Stored, never sent. `pages`: how many were read, of
-    what has pages; `truncated`: there was more than the limits allow."""
+    what has pages; `truncated`: there was more than the limits allow; `doubtful`: whoever wrote it
+    was unsure of most of it."""
 
     segments: list[Segment]
     language: Word | None = None
     model: str = ""
     pages: Count | None = None
     truncated: bool = False
+    doubtful: bool = False
 
     @property
     def characters(self) -> int:

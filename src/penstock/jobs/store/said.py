@@ -21,6 +21,9 @@ from penstock.jobs.store.records import JobRecord, Step
 from penstock.message import Draft
 from penstock.transactional import Outbox
 
+# What a text says of itself, and its job's row does not.
+_OF_TEXTS = ("pages", "truncated", "doubtful")
+
 
 class Said(Struct, frozen=True):
     """A message, where it goes, and after how many seconds."""
@@ -33,7 +36,10 @@ class Said(Struct, frozen=True):
 def event_of(pipeline: Pipeline, record: JobRecord, step: Step | None = None) -> StageEvent:
     """What there is to tell of a job's present stage; `step` is the one that led there."""
     kind = pipeline.event_types[record.job.stage]
-    own = _fitting(kind, _known_of(record))
+    known = _known_of(record)
+    if step is not None and step.done.text is not None:
+        known |= {name: getattr(step.done.text, name) for name in _OF_TEXTS}
+    own = _fitting(kind, known)
     if step is None:
         return kind(**_common(record), **own)
     # What a handler said comes before what is known of the job's info and text.

@@ -44,6 +44,7 @@ class JobView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
     characters: int | None = None
     pages: int | None = None
     truncated: bool | None = None
+    doubtful: bool | None = None
     reason: str | None = None
     attempts: int | None = None
     correlation_id: str | None = None
@@ -57,7 +58,7 @@ class JobView(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
 
 _PLACES = (
     *("duration", "size", "language", "segments", "characters", "pages", "truncated"),
-    *("reason", "attempts"),
+    *("doubtful", "reason", "attempts"),
 )
 
 

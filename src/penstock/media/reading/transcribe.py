@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from importlib.util import find_spec
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ DECODING = Limits(seconds=60, cpu_seconds=1800, memory_bytes=512 << 20)
 # Text that repeats itself this much is the model going in circles, not somebody talking: a sentence
 # said five times in a row compresses half as well.
 _REPETITIVE = 10.0
+# What a model thinks of each token it wrote, on average: -0.3 to -0.6 for the samples, and -0.8 to
+# -1.4 for the same backwards, which is speech in no language.
+_UNSURE = -0.75
 # The decoder keeps the limit itself, block by block; this is for one that does not.
 _SLACK = 60.0
 
@@ -83,8 +87,7 @@ class Transcriber:
         """
         self.load()
         stop = should_stop or _never
-        segments: list[Segment] = []
-        language = self.language
+        heard = _Heard(self.language)
         done = 0
         blocks = stream_guarded(
             decode_pcm, self._most_seconds, media=path, limits=DECODING, pool=self._pool
@@ -94,18 +97,18 @@ class Transcriber:
                 if stop():
                     raise _cancelled()
                 if not is_silent(samples):
-                    found, language = self._heard(samples, start / RATE, language, stop)
-                    segments += found
+                    self._listen(samples, start / RATE, heard, stop)
                 done = start + len(samples)
                 if done > (self._most_seconds + _SLACK) * RATE:
                     raise MediaError("too_long", f"It is longer than {self._most_seconds:g} s")
                 if on_progress is not None:
                     on_progress(done / RATE)
         return Transcript(
-            language=language or "und",
+            language=self._language_of(heard),
             duration=round(done / RATE, 3),
-            segments=tuple(segments),
+            segments=tuple(heard.segments),
             model=Path(self.model).name,
+            doubtful=heard.is_doubtful,
         )
 
     async def transcribe_async(
@@ -129,26 +132,30 @@ class Transcriber:
             work.cancelled() or work.exception()
             raise
 
-    def _heard(
-        self, samples: Any, offset: float, language: str | None, stop: Callable[[], bool]
-    ) -> tuple[list[Segment], str | None]:
+    def _language_of(self, heard: _Heard) -> str:
+        if heard.is_doubtful and self.language is None:
+            known: list[str] = self._whisper.supported_languages
+            if len(known) == 1:
+                # It was not found out but taken for granted.
+                return "und"
+        return heard.language or "und"
+
+    def _listen(self, samples: Any, offset: float, heard: _Heard, stop: Callable[[], bool]) -> None:
         try:
-            return self._window(samples, offset, language, stop)
+            self._window(samples, offset, heard, stop)
         except MediaError:
             raise
         except Exception as error:
             text = f"The model failed ({type(error).__name__})"
             raise MediaError("unavailable", text, permanent=False) from error
 
-    def _window(
-        self, samples: Any, offset: float, language: str | None, stop: Callable[[], bool]
-    ) -> tuple[list[Segment], str | None]:
+    def _window(self, samples: Any, offset: float, heard: _Heard, stop: Callable[[], bool]) -> None:
         clips = spoken(samples)
         if not clips:
-            return [], language
+            return
         pieces, about = self._whisper.transcribe(
             samples,
-            language=language,
+            language=heard.language,
             beam_size=self._beam_size,
             # Each stretch of speech is decoded by itself, so that its times are its own.
             clip_timestamps=clips,
@@ -157,16 +164,16 @@ class Transcriber:
             condition_on_previous_text=False,
             temperature=(0.0, 0.4),
         )
-        found: list[Segment] = []
+        most = floor((offset + len(samples) / RATE) * 100) / 100
         for piece in pieces:
             if stop():
                 raise _cancelled()
             text = piece.text.strip()
             if text and piece.compression_ratio <= _REPETITIVE:
-                start, end = round(offset + piece.start, 2), round(offset + piece.end, 2)
-                found.append(Segment(start, max(start, end), text))
-        # Silence with a click in it says nothing about the language.
-        return found, about.language if found else language
+                heard.add(offset + piece.start, min(most, round(offset + piece.end, 2)), text)
+                heard.sure(piece.avg_logprob, text)
+                # Silence with a click in it says nothing about the language.
+                heard.language = about.language
 
     def _load(self) -> Any:
         folder = weights(self.model)
@@ -192,6 +199,32 @@ class Transcriber:
         if self.language not in (None, *known):
             text = f"{self.model} does not know the language {self.language!r}"
             raise MediaError("configuration", text)
+
+
+class _Heard:
+    """What was understood so far."""
+
+    def __init__(self, language: str | None) -> None:
+        self.language = language
+        self.segments: list[Segment] = []
+        self._weight = 0
+        self._sure = 0.0
+
+    def add(self, start: float, end: float, text: str) -> None:
+        """A model may be off by a part of a second: what follows begins no earlier than what was
+        before it ended."""
+        before = self.segments[-1].end if self.segments else 0.0
+        end = max(before, end)
+        start = min(end, max(before, round(start, 2)))
+        self.segments.append(Segment(start, end, text))
+
+    def sure(self, probability: float, text: str) -> None:
+        self._weight += len(text)
+        self._sure += probability * len(text)
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self._sure < _UNSURE * self._weight
 
 
 def spoken(samples: Any) -> list[float]:
