@@ -70,6 +70,7 @@ class JobSystem:
                 views = await stack.enter_async_context(kept)
             projection = Projection(self.client, views, self.settings.api.views_subscription)
             await stack.enter_async_context(projection)
+            stack.enter_context(self.store.telling(projection.wake))
             yield Ingestion(
                 service=JobService(self.store),
                 views=views,

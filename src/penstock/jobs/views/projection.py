@@ -32,8 +32,10 @@ from penstock.rules.backoff import Backoff
 _log = logging.getLogger("penstock.jobs")
 # What a watcher may be behind before it is told to look again at everything.
 _WATCHER_BUFFER = 1000
-# Seconds between looks at the event topic: what a live page is behind at most, or nearly.
+# Seconds between looks at the event topic: what a live page is behind at most, or nearly. Where
+# nobody watches and nothing happens the pause grows, until something does.
 _POLL = 0.1
+_IDLE_POLL = 1.0
 # Whatever the trouble is: a read model that stands still in silence is worse.
 _TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=always)
 
@@ -69,6 +71,7 @@ class Projection:
         self._following: asyncio.Task[None] | None = None
         self._subscriber: Subscriber[StageEvent] | None = None
         self._taking = GroupCommit(self._take_all, all_or_none=True)
+        self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         log = (await self._client.pubsub.broker()).log
@@ -104,16 +107,36 @@ class Projection:
         since = asyncio.get_running_loop().time() - self._caught_up
         return Lag(events=behind, seconds=since if behind else 0.0)
 
+    def wake(self) -> None:
+        """Something was said of a job, or is about to be: look soon, however long it was quiet."""
+        self._news.set()
+
     def watch(self, user_id: str | None = None, job_id: str | None = None) -> Watcher:
         """Changes from now on, of one user or one job or all."""
+        self.wake()
         return Watcher(self._watchers, user_id, job_id)
 
     async def _follow(self, log: Log) -> None:
+        pause = _POLL
+
         async def catch_up() -> None:
-            await self._catch_up(log)
+            nonlocal pause
+            taken = await self._catch_up(log)
+            busy = taken or self._watchers or await self._told_within(pause - _POLL)
+            pause = _POLL if busy else min(_IDLE_POLL, pause * 1.2)
+            # Those who have news have more: what comes together is taken in together.
             await asyncio.sleep(_POLL)
 
         await keep_doing(catch_up, Failures(_TROUBLE), on_failure=self._tell_trouble)
+
+    async def _told_within(self, seconds: float) -> bool:
+        """Whether it was woken since it was asked last, or is within so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        told = self._news.is_set()
+        self._news.clear()
+        return told
 
     def _tell_trouble(self, error: Exception, pause: float) -> None:
         _log.warning(
