@@ -1,13 +1,18 @@
 """Jobs: asking for them through the API, and taking them from request to transcript, beside what
-the broker alone does."""
+the broker and the database alone do; what a job costs; and what doing nothing costs."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from sqlalchemy import Engine, event
 
 from benchmarks.measure import Figures, Row, interleaved, ratios, table
 from penstock import Draft
@@ -32,6 +37,7 @@ from penstock.web import create_app, serve
 JOBS = 600
 CLIENTS = 32
 REPEATS = 3
+IDLE = 10.0
 _INFO = AudioInfo(duration=2.5, size=1000, container="wav", codec="pcm_s16le")
 _TEXT = Text(segments=[Segment(0.0, 2.5, "hello there")], language="en")
 
@@ -74,12 +80,48 @@ async def _running() -> AsyncIterator[tuple[JobSystem, Ingestion]]:
             yield system, ingestion
 
 
+class Spent:
+    """What the ways cost together: CPU of this process, statements and transactions, by job."""
+
+    def __init__(self) -> None:
+        self._cpu: list[float] = []
+        self._told: Counter[str] = Counter()
+        event.listen(Engine, "before_cursor_execute", self._tell)
+
+    def _tell(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
+        self._told["statements"] += 1
+        self._told["transactions"] += statement.startswith("BEGIN IMMEDIATE")
+
+    def watching(self, way: Callable[[], Awaitable[float]]) -> Callable[[], Awaitable[float]]:
+        async def watched() -> float:
+            before, began = self._told.copy(), time.process_time()
+            seconds = await way()
+            self._cpu.append((time.process_time() - began) / JOBS)
+            self._last = self._told - before
+            return seconds
+
+        return watched
+
+    def __str__(self) -> str:
+        each = {name: count / JOBS for name, count in self._last.items()}
+        return (
+            f"{min(self._cpu) * 1e6:,.0f} µs of CPU, {each.get('statements', 0):.2f} statements, "
+            f"{each.get('transactions', 0):.3f} transactions a job"
+        )
+
+
 class Ways:
     def __init__(self, system: JobSystem, ingestion: Ingestion, address: str) -> None:
         self._system = system
         self._ingestion = ingestion
         self._address = address
         self._runs = 0
+
+    async def store_alone(self) -> float:
+        """The rows of a job that is asked for, three, written by hand: as many jobs a transaction
+        as there are clients, and each synced as ours are."""
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            return await asyncio.to_thread(_write_rows, Path(folder) / "raw.db")
 
     async def broker_alone(self) -> float:
         """The messages of a job, published to the broker and nothing else: five each."""
@@ -147,6 +189,34 @@ class Ways:
                 await asyncio.sleep(0.05)
 
 
+def _write_rows(path: Path) -> float:
+    database = sqlite3.connect(path, isolation_level=None)
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute("PRAGMA journal_mode = truncate")
+    database.execute("CREATE TABLE jobs (id TEXT PRIMARY KEY, data BLOB)")
+    database.execute("CREATE TABLE outbox (id INTEGER PRIMARY KEY, name TEXT UNIQUE, data BLOB)")
+    began = time.perf_counter()
+    for at in range(0, JOBS, CLIENTS):
+        jobs = range(at, min(at + CLIENTS, JOBS))
+        messages = [(f"{n}-{kind}", bytes(256)) for n in jobs for kind in ("job", "event")]
+        database.execute("BEGIN IMMEDIATE")
+        database.executemany("INSERT INTO jobs VALUES (?, ?)", [(f"{n}", bytes(256)) for n in jobs])
+        database.executemany("INSERT INTO outbox (name, data) VALUES (?, ?)", messages)
+        database.execute("COMMIT")
+    took = time.perf_counter() - began
+    database.close()
+    return took / JOBS
+
+
+async def _idle() -> float:
+    """The part of a core that it takes to do nothing."""
+    # What happened before is over, and pauses have grown.
+    await asyncio.sleep(IDLE)
+    began, cpu = time.perf_counter(), time.process_time()
+    await asyncio.sleep(IDLE)
+    return (time.process_time() - cpu) / (time.perf_counter() - began)
+
+
 async def main() -> bool:
     async with _running() as (system, ingestion):
         await system.pubsub.topic("bench").create(message_retention=3600)
@@ -157,29 +227,47 @@ async def main() -> bool:
             serve(app, "127.0.0.1", 0, on_ready=ready.set_result, stop=stop)
         )
         ways = Ways(system, ingestion, await ready)
+        accepting, working = Spent(), Spent()
         figures = await interleaved(
             REPEATS,
             broker=ways.broker_alone,
-            api=ways.asked_through_the_api,
-            whole=ways.from_request_to_transcript,
+            store=ways.store_alone,
+            api=accepting.watching(ways.asked_through_the_api),
+            whole=working.watching(ways.from_request_to_transcript),
         )
+        idle_api = await _idle()
+        async with AsyncExitStack() as stack:
+            for stage in _STAGES:
+                await stack.enter_async_context(system.worker(stage))
+            idle_all = await _idle()
         stop.set()
         await serving
+    broker, store = figures["broker"], figures["store"]
     table(
         f"Jobs: {JOBS} at a time, JetStream and SQLite both syncing every write",
         [
-            _row("the broker alone, five messages a job", figures["broker"], figures["broker"]),
-            _row("asked for through the API", figures["api"], figures["broker"]),
-            _row("from request to transcript, no-op stages", figures["whole"], figures["broker"]),
+            _row("the broker alone, five messages a job", broker, broker, "the broker's"),
+            _row("the store alone, three rows a job", store, store, "the store's"),
+            _row("asked for through the API", figures["api"], broker, "the broker's"),
+            _row("", figures["api"], store, "the store's"),
+            _row(
+                "from request to transcript, no-op stages",
+                *(figures["whole"], broker, "the broker's"),
+            ),
+            _row("", figures["whole"], store, "the store's"),
+            Row(what="asking costs, client included", value="", spread=str(accepting)),
+            Row(what="request to transcript costs", value="", spread=str(working)),
+            Row(what="an idle API", value=f"{idle_api:.2%} of a core"),
+            Row(what="an idle API and its workers", value=f"{idle_all:.2%} of a core"),
         ],
     )
     return True
 
 
-def _row(what: str, figures: Figures, broker: Figures) -> Row:
-    values = ratios(broker, figures)
+def _row(what: str, figures: Figures, beside: Figures, whose: str) -> Row:
+    values = ratios(beside, figures)
     return Row(
         what=what,
-        value=f"{1 / figures.median:,.0f} jobs/s",
-        spread=f"{values[0]:.3f} to {values[-1]:.3f} of the broker's rate",
+        value=f"{1 / figures.median:,.0f} jobs/s" if what else "",
+        spread=f"{values[0]:.3f} to {values[-1]:.3f} of {whose} rate",
     )

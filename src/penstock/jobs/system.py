@@ -75,6 +75,7 @@ class JobSystem:
             projection = Projection(self.client, views, self.settings.api.views_subscription)
             await stack.enter_async_context(projection)
             await stack.enter_async_context(keeping(self.client))
+            stack.enter_context(self.store.telling(projection.wake))
             yield Ingestion(
                 service=JobService(self.store, self.client.observer),
                 views=views,

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from penstock.capabilities import publish
 from penstock.client import PubSub
 from penstock.config import check_duration, check_whole
@@ -168,40 +170,26 @@ class Relay(AsyncClosing):
 
     async def step(self) -> int:
         """Claim, publish and settle one batch; returns how many rows were claimed."""
-        now = asyncio.get_running_loop().time()
-        paused = [topic for topic, pause in self._pauses.items() if pause.until > now]
-        claim = await self._claims.claim(
-            self._batch, self._max_bytes, keyed_first=self._keyed_first, without=paused
-        )
-        if claim is None:
-            # What there was last is what comes next, most likely.
-            self._keyed_first = self._was_keyed
+        held = await self._claim_now()
+        if held is None:
             return 0
-        self._was_keyed = claim.keyed
-        self._keyed_first = not claim.keyed
-        self._checkpoint("claimed")
-        outcomes = Outcomes()
-        self._publishing = asyncio.get_running_loop().create_task(
-            self._publish_and_renew(claim, outcomes, began=now)
-        )
-        try:
-            await asyncio.wait({self._publishing})
-        except asyncio.CancelledError:
-            self._publishing.cancel()
-            await asyncio.wait({self._publishing})
-            await self._settle(claim, outcomes)
-            raise
-        await self._settle(claim, outcomes)
-        failed = not self._publishing.cancelled() and self._publishing.exception()
-        if failed:
-            raise failed
-        return len(claim.rows)
+        await self._deal_with(held)
+        return len(held.claim.rows)
 
     async def _run(self) -> None:
+        # On SQLite one claim leads to the next in the transaction that settles it: each is synced,
+        # and keeps all other writers waiting. On PostgreSQL each would wait for the other's locks.
+        chained = self._database.dialect == "sqlite"
+        held: _Held | None = None
+
         async def look() -> None:
+            nonlocal held
             self._wanted.clear()
-            wait = 0.0 if await self.step() else await self._until_next()
-            await self._rest(wait)
+            taken, held = held or await self._claim_now(), None
+            if taken is not None:
+                held = await self._deal_with(taken, going_on=chained)
+            if held is None and (chained or taken is None):
+                await self._rest_until_wanted()
 
         await keep_doing(
             *(look, Failures(self._persistence)),
@@ -209,6 +197,64 @@ class Relay(AsyncClosing):
             on_failure=self._tell_trouble,
             rest=self._rest,
         )
+        if held is not None:
+            await self._settle(held.claim, Outcomes())
+
+    async def _claim_now(self) -> _Held | None:
+        async with self._database.transaction() as connection:
+            return await self._claim(connection)
+
+    async def _claim(self, connection: AsyncConnection) -> _Held | None:
+        began = asyncio.get_running_loop().time()
+        claim = await self._claims.claim_in(
+            *(connection, self._batch, self._max_bytes),
+            keyed_first=self._keyed_first,
+            without=self._paused(),
+        )
+        if claim is None:
+            # What there was last is what comes next, most likely.
+            self._keyed_first = self._was_keyed
+            return None
+        self._was_keyed = claim.keyed
+        self._keyed_first = not claim.keyed
+        return _Held(claim, began)
+
+    def _paused(self) -> list[str]:
+        now = asyncio.get_running_loop().time()
+        return [topic for topic, pause in self._pauses.items() if pause.until > now]
+
+    async def _deal_with(self, held: _Held, *, going_on: bool = False) -> _Held | None:
+        """Publish and settle what was claimed, and claim what comes next if it is to go on."""
+        self._checkpoint("claimed")
+        outcomes = Outcomes()
+        self._publishing = asyncio.get_running_loop().create_task(
+            self._publish_and_renew(held.claim, outcomes, held.began)
+        )
+        try:
+            await asyncio.wait({self._publishing})
+        except asyncio.CancelledError:
+            self._publishing.cancel()
+            await asyncio.wait({self._publishing})
+            await self._settle(held.claim, outcomes)
+            raise
+        failed = not self._publishing.cancelled() and self._publishing.exception()
+        following = await self._settle(
+            held.claim, outcomes, going_on=going_on and not failed and not self._stopping
+        )
+        if failed:
+            raise failed
+        return following
+
+    async def _rest_until_wanted(self) -> None:
+        """Until there may be something to claim, because somebody says so or a look finds it."""
+        found = await self._claims.look(self._paused())
+        while not self._stopping:
+            await self._rest(self._poll if found.due is None else min(self._poll, found.due))
+            if self._wanted.is_set():
+                return
+            found = await self._claims.look(self._paused())
+            if found.rows:
+                return
 
     async def _rest(self, wait: float) -> None:
         """At most so long: until something is wanted of it."""
@@ -224,11 +270,6 @@ class Relay(AsyncClosing):
             *(self.name, pause, error),
             exc_info=None if expected else error,
         )
-
-    async def _until_next(self) -> float:
-        """Seconds until it is worth looking again, unless woken."""
-        due = await self._claims.until_due()
-        return self._poll if due is None else min(self._poll, due)
 
     async def _publish_and_renew(self, claim: Claim, outcomes: Outcomes, began: float) -> None:
         done = asyncio.Event()
@@ -355,10 +396,17 @@ class Relay(AsyncClosing):
             *(topic, self.name, delay, _reason(error)),
         )
 
-    async def _settle(self, claim: Claim, outcomes: Outcomes) -> None:
+    async def _settle(
+        self, claim: Claim, outcomes: Outcomes, *, going_on: bool = False
+    ) -> _Held | None:
         self._checkpoint("before-mark")
+        following: _Held | None = None
+        if going_on:
+            self._wanted.clear()
         async with self._database.transaction() as connection:
             settled = await self._claims.settle(connection, claim, outcomes)
+            if going_on:
+                following = await self._claim(connection)
             self._checkpoint("marking")
         self._checkpoint("marked")
         lost = len(claim.rows) - settled
@@ -375,6 +423,15 @@ class Relay(AsyncClosing):
             dead=before.dead + len(outcomes.dead),
             lost=before.lost + lost,
         )
+        return following
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A claim, and the loop's time before it was made."""
+
+    claim: Claim
+    began: float
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from sqlalchemy import (
     func,
     literal_column,
     null,
+    or_,
     select,
     union_all,
     update,
@@ -83,6 +84,15 @@ class Claim:
     fence: int
     keyed: bool
     rows: Sequence[Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a look at the outbox found. `rows`: whether some may be free. `due`: seconds until the
+    first row that waits for its time is due; None when none waits."""
+
+    rows: bool
+    due: float | None
 
 
 @dataclass(slots=True)
@@ -152,27 +162,42 @@ class Claims:
 
         Of rows that waited for their time at most half a batch, so that nobody waits for them.
         """
-        where = self._where(without)
         async with self._database.transaction() as connection:
-            for keyed in (keyed_first, not keyed_first):
-                choice = _Choice(batch, max_bytes)
-                if keyed:
-                    # A claim that a crash of the database takes back is one that has ended.
-                    await self._database.lock(connection, _KEYS_LOCK, lazily=True)
-                    await self._choose_keyed(connection, choice, batch, where)
-                else:
-                    query = _keyless(batch, self._topics is not None)
-                    choice.consider((await connection.execute(query, where)).all())
-                if choice.ids:
-                    return await self._take(connection, list(choice.ids), keyed)
+            return await self.claim_in(
+                connection, batch, max_bytes, keyed_first=keyed_first, without=without
+            )
+
+    async def claim_in(
+        self,
+        connection: AsyncConnection,
+        batch: int,
+        max_bytes: int,
+        *,
+        keyed_first: bool,
+        without: Collection[str] = (),
+    ) -> Claim | None:
+        """`claim`, in the transaction of `connection`."""
+        where = self._where(without)
+        for by_key in (keyed_first, not keyed_first):
+            choice = _Choice(batch, max_bytes)
+            if by_key:
+                # A claim that a crash of the database takes back is one that has ended.
+                await self._database.lock(connection, _KEYS_LOCK, lazily=True)
+                await self._choose_keyed(connection, choice, batch, where)
+            else:
+                query = _keyless(batch, self._topics is not None)
+                choice.consider((await connection.execute(query, where)).all())
+            if choice.ids:
+                return await self._take(connection, list(choice.ids), by_key)
         return None
 
-    async def until_due(self) -> float | None:
-        """Seconds until the first row that waits for its time is due; None when none waits."""
-        query = _due(self._topics is not None)
+    async def look(self, without: Collection[str] = ()) -> Prospect:
+        """What there is to do, without claiming any of it."""
+        query = _prospect(self._topics is not None)
         async with self._database.transaction(reading=True) as connection:
-            found = (await connection.execute(query, self._where(()))).one()
-        return min((max(0.0, seconds) for seconds in found if seconds is not None), default=None)
+            found = (await connection.execute(query, self._where(without))).one()
+        waits = (max(0.0, seconds) for seconds in found[1:] if seconds is not None)
+        return Prospect(bool(found[0]), min(waits, default=None))
 
     async def _choose_keyed(
         self, connection: AsyncConnection, choice: _Choice, batch: int, where: dict[str, list[str]]
@@ -311,16 +336,18 @@ def _keyed(batch: int, some: bool) -> Any:
 
 
 @cache
-def _due(some: bool) -> Any:
-    """Seconds until the first row without a key, and with one, that waits for its time."""
+def _prospect(some: bool) -> Any:
+    """Whether rows that need not wait, or that waited, may be free; and the seconds until the first
+    is due that waits. Of those without a key and those with one, each by an index of its own."""
     now = database_time()
-    first = (
-        select(func.min(c.next_attempt_at)).where(
-            kind, delayed, c.next_attempt_at > now, *_among(some)
-        )
-        for kind in (is_keyless, is_keyed)
-    )
-    return select(*(one.scalar_subquery() - now for one in first))
+    there, due = [], []
+    for kind in (is_keyless, is_keyed):
+        free = (kind, c.lease_until <= now, *_among(some))
+        there += [exists().where(*free, at_once)]
+        there += [exists().where(*free, delayed, c.next_attempt_at <= now)]
+        waits = (kind, delayed, c.next_attempt_at > now, *_among(some))
+        due += [select(func.min(c.next_attempt_at)).where(*waits).scalar_subquery() - now]
+    return select(or_(*there), *due)
 
 
 def _rows(key: Any, kind: ColumnElement[bool], some: bool) -> Any:

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from sqlalchemy import event
 
 from penstock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from penstock.jobs import (
@@ -21,6 +20,7 @@ from penstock.jobs.store.records import NewJob, Step
 from penstock.transactional import Database
 from tests.support.job_samples import JOBS
 from tests.support.job_scenes import INFO, TEXT
+from tests.support.statements import statements_of
 
 pytestmark = pytest.mark.real_time
 
@@ -68,25 +68,11 @@ def failing(job, reason, attempts):
     return Step(job=job, to=JobStage.FAILED, reason=reason, attempts=attempts)
 
 
-@asynccontextmanager
-async def statements_of(database):
-    """What a database is told meanwhile, and how often."""
-    told = []
-
-    def tell(_connection, _cursor, statement, *_):
-        told.append(" ".join(statement.split()))
-
-    engine = database._engine().sync_engine
-    event.listen(engine, "before_cursor_execute", tell)
-    yield told
-    event.remove(engine, "before_cursor_execute", tell)
-
-
 async def test_new_jobs_are_not_read_back(database_url):
     async with store_on(database_url) as store:
         new = [NewJob(job=new_job(), source="a.wav", title="A", request="r") for _ in range(20)]
         async with store.database.transaction() as connection:
-            async with statements_of(store.database) as told:
+            with statements_of(store.database) as told:
                 answers = await store.create(connection, new)
             kept = await store.find(connection, [one.job.job_id for one in new])
         assert not [one for one in told if one.startswith("SELECT")]

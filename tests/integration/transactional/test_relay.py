@@ -17,11 +17,14 @@ from penstock.transactional import Database, Outbox, Relay
 from penstock.transactional.row_leases import (
     Claims,
     Outcomes,
+    Prospect,
     _keyed,
     _keyless,
+    _prospect,
 )
 from penstock.transactional.table import table
 from tests.support.outbox_scenes import drafts, ids, outbox_on, until
+from tests.support.statements import statements_of
 
 pytestmark = pytest.mark.real_time
 
@@ -87,7 +90,7 @@ async def test_a_relay_of_some_topics_leaves_the_rows_of_others_alone(url):
         await scene.add(*drafts(3, start=3), *drafts(2, "j"))
         async with scene.relay(topics=["orders"]) as relay:
             await until(lambda: _is(scene.outbox.pending(), 7))
-            assert await relay._claims.until_due() is None
+            assert await relay._claims.look() == Prospect(rows=False, due=None)
         assert ids(await scene.stored()) == ["m-3", "m-4", "m-5", "j-0", "j-1"]
         assert await column(scene, "attempts", "m-0") == 0
         assert await column(scene, "attempts", "k-0") == 0
@@ -155,6 +158,57 @@ async def test_a_message_added_for_later_waits_until_then(url):
         assert ids(await scene.stored()) == ["m-2", "m-0", "m-1"]
 
 
+async def test_an_idle_relay_only_reads_and_a_statement_a_look(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(3), *drafts(2, "k"))
+        async with scene.relay():
+            await scene.drained()
+            with statements_of(scene.database) as settling:
+                await eventually(lambda: _repeats(_selects(settling)[-3:]))
+            with statements_of(scene.database) as told:
+                await eventually(lambda: len(_selects(told)) >= 5)
+            assert _writes(told) == []
+            assert len(set(_selects(told))) == 1
+
+
+async def test_batches_that_follow_each_other_share_a_transaction_on_sqlite(tmp_path):
+    async with outbox_on(f"sqlite:///{tmp_path}/app.db") as scene:
+        await scene.add(*drafts(40))
+        with statements_of(scene.database) as told:
+            async with scene.relay(batch=4):
+                await scene.drained()
+        # The first claim, and each of ten batches settled; and at most a look for what is new.
+        assert told.count("BEGIN IMMEDIATE") <= 12
+        assert len(ids(await scene.stored())) == 40
+
+
+async def test_a_batch_claimed_ahead_is_given_back_when_the_relay_ends(tmp_path):
+    async with outbox_on(f"sqlite:///{tmp_path}/app.db") as scene:
+        await scene.add(*drafts(8))
+        relay = scene.relay(batch=4, checkpoint=lambda name: name == "marked" and stop())
+
+        def stop():
+            relay._stopping = True
+
+        async with relay:
+            await asyncio.wait({relay._task})
+        assert len(ids(await scene.stored())) == 4
+        # Nothing has to wait for the end of a claim.
+        assert await scene.relay().step() == 4
+
+
+def _repeats(told):
+    return len(told) == 3 and len(set(told)) == 1
+
+
+def _selects(told):
+    return [one for one in told if one.startswith("SELECT") and "outbox" in one]
+
+
+def _writes(told):
+    return [one for one in told if one.startswith(("BEGIN IMMEDIATE", "UPDATE", "INSERT"))]
+
+
 async def test_a_relay_that_is_never_woken_sends_what_is_due_when_it_is_due(url):
     async with outbox_on(url) as scene:
         await scene.add(*drafts(1), *drafts(1, "a"), after=0.2)
@@ -194,6 +248,9 @@ async def test_a_claim_walks_over_nothing_that_waits(tmp_path):
         given = {"without": [], "topics": ["orders"]}
         parts = {
             _keyless(10, True).params(given): {"keyless", "keyless_delayed"},
+            _prospect(True).params(given): {
+                *("keyless", "keyless_delayed", "keyed", "keyed_delayed"),
+            },
             _keyed(10, True).params({**given, "full": []}): {
                 "keyed", "keyed_delayed", "claimed", "keys", "delayed_keys",
             },
@@ -492,7 +549,7 @@ async def test_closing_ends_although_the_database_does_not_answer(tmp_path, monk
             asked.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(relay._claims, "claim", never)
+        monkeypatch.setattr(relay._claims, "claim_in", never)
         relay.start()
         await asked.wait()
         async with asyncio.timeout(60):

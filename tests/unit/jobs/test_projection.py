@@ -257,3 +257,53 @@ async def test_whatever_is_missing_of_what_jobs_need_is_named_and_made_again(cap
         await asyncio.sleep(11)
         assert await missing(client) == []
     assert "Missing: topic 'job-processing'" in caplog.text
+
+
+class LookedAt(MemoryBroker):
+    """Counts looks at what its topics hold."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.looks = 0
+        self._extent, self.log.extent = self.log.extent, self._counted
+
+    async def _counted(self, topic):
+        self.looks += 1
+        return await self._extent(topic)
+
+
+async def looks_within(broker, seconds):
+    before = broker.looks
+    await asyncio.sleep(seconds)
+    return broker.looks - before
+
+
+async def test_where_nothing_happens_and_nobody_watches_it_looks_once_a_second():
+    broker = LookedAt(VirtualClock())
+    async with projected(broker, JobViews()) as projection:
+        await asyncio.sleep(10)
+        assert await looks_within(broker, 60) <= 60
+        watcher = projection.watch()
+        assert await looks_within(broker, 1) >= 8
+        watcher.end()
+
+
+async def test_after_a_quiet_time_news_are_taken_in_as_soon_as_they_were_told_of():
+    broker, views = LookedAt(VirtualClock()), JobViews()
+    async with projected(broker, views) as projection:
+        await asyncio.sleep(10.05)
+        projection.wake()
+        await broker.publish("job-events", [encode_event(EVENT)])
+        await asyncio.sleep(0.15)
+        assert await views.get(EVENT.job_id) is not None
+        # And what follows, for a while, whoever says it.
+        assert await looks_within(broker, 1) >= 4
+
+
+async def test_what_another_process_says_after_a_quiet_time_is_taken_in_within_a_second():
+    broker, views = LookedAt(VirtualClock()), JobViews()
+    async with projected(broker, views):
+        await asyncio.sleep(10)
+        await broker.publish("job-events", [encode_event(EVENT)])
+        await asyncio.sleep(1.05)
+        assert await views.get(EVENT.job_id) is not None

@@ -9,7 +9,7 @@ same time are committed together: a sync to disk costs the same for one as for f
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, Self, TypeVar
 
@@ -60,7 +60,8 @@ class ProcessingJobStore:
 
     `settings` say which pipeline, media jobs unless given, and where its messages go. Pipelines
     may share a database: none sees jobs of media types that are not its own. `on_commit` is called
-    after each change that said something, to wake the relay that sends it.
+    after each change that said something, to wake the relay that sends it; `telling`
+    has others called as well.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ProcessingJobStore:
         self.outbox = Outbox(database)
         self._settings = settings or JobSettings()
         self.pipeline = self._settings.pipeline
-        self._on_commit = on_commit
+        self._told = [on_commit]
         self._reads = GroupCommit(self._get_many, all_or_none=True)
         self._creating = GroupCommit(self._create_all, all_or_none=True)
         self._steps = GroupCommit(self._take_all, all_or_none=True)
@@ -94,6 +95,19 @@ class ProcessingJobStore:
         await self._begins.aclose()
         await self._retries.aclose()
         await self._sends.aclose()
+
+    @contextmanager
+    def telling(self, call: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile it is called, too, after each change that said something."""
+        self._told.append(call)
+        try:
+            yield
+        finally:
+            self._told.remove(call)
+
+    def _on_commit(self) -> None:
+        for call in self._told:
+            call()
 
     # Reading.
 

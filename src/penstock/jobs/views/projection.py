@@ -35,8 +35,10 @@ from penstock.rules.backoff import Backoff
 _log = logging.getLogger("penstock.jobs")
 # What a watcher may be behind before it is told to look again at everything.
 _WATCHER_BUFFER = 1000
-# Seconds between looks at the event topic: what a live page is behind at most, or nearly.
+# Seconds between looks at the event topic: what a live page is behind at most, or nearly. Where
+# nobody watches and nothing happens the pause grows, until something does.
 _POLL = 0.1
+_IDLE_POLL = 1.0
 # Whatever the trouble is: a read model that stands still in silence is worse.
 _TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=always)
 
@@ -79,6 +81,7 @@ class Projection:
         self._following: asyncio.Task[None] | None = None
         self._subscriber: Subscriber[StageEvent] | None = None
         self._taking = GroupCommit(self._take_all, all_or_none=True)
+        self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         log = (await self._client.pubsub.broker()).log
@@ -120,22 +123,42 @@ class Projection:
         behind = extent.last - self._at.sequence
         return Lag(events=behind, seconds=since if behind else 0.0, trouble=self._trouble)
 
+    def wake(self) -> None:
+        """Something was said of a job, or is about to be: look soon, however long it was quiet."""
+        self._news.set()
+
     def watch(self, user_id: str | None = None, job_id: str | None = None) -> Watcher:
         """Changes from now on, of one user or one job or all."""
+        self.wake()
         return Watcher(self._watchers, user_id, job_id)
 
     async def _follow(self, log: Log) -> None:
+        pause = _POLL
+
         async def catch_up() -> None:
+            nonlocal pause
             try:
-                await self._catch_up(log)
+                taken = await self._catch_up(log)
             except TopicNotFoundError:
                 await self._client.provision()
                 raise
             self._outage.over()
             self._trouble = None
+            busy = taken or self._watchers or await self._told_within(pause - _POLL)
+            pause = _POLL if busy else min(_IDLE_POLL, pause * 1.2)
+            # Those who have news have more: what comes together is taken in together.
             await asyncio.sleep(_POLL)
 
         await keep_doing(catch_up, Failures(_TROUBLE), on_failure=self._meet)
+
+    async def _told_within(self, seconds: float) -> bool:
+        """Whether it was woken since it was asked last, or is within so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        told = self._news.is_set()
+        self._news.clear()
+        return told
 
     def _meet(self, error: Exception, pause: float = 0.0) -> None:
         self._trouble = self._told(error)
