@@ -77,7 +77,7 @@ class Observers(Observer):
         for observer in self.observers:
             try:
                 attributes = observer.sending(topic, attributes)
-            except Exception as error:
+            except BaseException as error:
                 survive(error, "sending of an observer")
         return attributes
 
@@ -106,7 +106,7 @@ class Observers(Observer):
                 around = observer.handling(topic, subscription, messages)
                 around.__enter__()
                 entered.append(around)
-            except Exception as error:
+            except BaseException as error:
                 survive(error, "handling of an observer")
         raised: BaseException | None = None
         try:
@@ -128,7 +128,7 @@ class Observers(Observer):
         for observer in self.observers:
             try:
                 getattr(observer, what)(*args)
-            except Exception as error:
+            except BaseException as error:
                 survive(error, f"{what} of an observer")
 
 
@@ -139,6 +139,6 @@ def _leave(around: AbstractContextManager[object], raised: BaseException | None)
             around.__exit__(None, None, None)
         else:
             around.__exit__(type(raised), raised, raised.__traceback__)
-    except Exception as error:
+    except BaseException as error:
         if error is not raised:
             survive(error, "handling of an observer")

@@ -5,10 +5,11 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from penstock import App, ManagedPublisher, Message, PubSub, Reject
+from penstock import App, FlightState, ManagedPublisher, Message, PubSub, Reject
 from penstock.consuming.middleware import observe
 from penstock.errors import NotFoundError
 from penstock.observing import Observer, watch
+from penstock.observing.observer import Observers
 from penstock.testing import TestApp, VirtualClock, eventually
 from tests.support.shop import Invoice, Order
 
@@ -254,3 +255,45 @@ async def test_an_observer_that_raises_at_the_end_changes_no_outcome():
         await shop.publish("orders", Order(0))
         await shop.publish("orders", Order(1))
         assert [letter.reason for letter in shop.dead()] == ["no"]
+
+
+class Fatal(BaseException):
+    """What no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError, Fatal])
+async def test_whatever_an_observer_raises_messages_flow_and_flights_end_as_they_did(error):
+    class Rudest(Observer):
+        def _raise(self, *_):
+            raise error("rude")
+
+        sending = published = received = settled = handling = _raise
+
+    class Leaving(Observer):
+        @contextmanager
+        def handling(self, topic, subscription, messages):
+            yield
+            raise error("rude")
+
+    observer = Observers(Rudest(), Leaving())
+    async with PubSub(clock=VirtualClock(), observer=observer) as pubsub:
+        topic = await pubsub.topic("orders").create()
+        billing = await topic.subscription("billing").create()
+        received = []
+
+        @billing.on("message")
+        async def handle(message: Message) -> None:
+            received.append(message.data)
+            message.ack()
+
+        billing.open()
+        async with ManagedPublisher(pubsub) as publisher:
+            flights = [await publisher.publish_async("orders", b"%d" % n) for n in range(3)]
+            # One by one, because a pull that was ended would bring no more.
+            await topic.publish_message(b"3")
+        assert {flight.state for flight in flights} == {FlightState.ACKED}
+        await eventually(lambda: len(received) == 4)
+        await topic.publish_message(b"4")
+        await eventually(lambda: len(received) == 5)
+        assert (await billing.close()).clean
+    assert sorted(received) == [b"%d" % n for n in range(5)]

@@ -250,6 +250,25 @@ async def test_a_flight_of_a_publisher_that_never_started_ends_by_its_deadline()
         assert publisher.in_flight == 0
 
 
+async def test_who_waits_behind_a_flight_that_was_never_sent_is_let_in_when_that_is_given_up():
+    async with client(SlowBroker()) as pubsub:
+        publisher = ManagedPublisher(pubsub, max_in_flight=1, wait_timeout=7)
+        await publisher.publish_async("orders")
+        flight = await publisher.publish_async("orders")
+        assert now() == pytest.approx(7)
+        with pytest.raises(DeadlineExceededError, match="start"):
+            await flight.ack
+        assert now() == pytest.approx(14)
+
+
+async def test_callers_that_were_started_before_a_drain_are_published_by_it():
+    async with publishing() as publisher:
+        callers = [asyncio.ensure_future(publisher.publish_async("orders")) for _ in range(20)]
+        assert await publisher.drain() == ()
+        flights = await asyncio.gather(*callers)
+        assert {flight.state for flight in flights} == {FlightState.ACKED}
+
+
 async def test_one_runner_alone_still_ends_its_flights():
     async with client(SlowBroker(delay=1000)) as pubsub:
         publisher = ManagedPublisher(pubsub, wait_timeout=7)

@@ -26,6 +26,7 @@ async def test_a_broker_that_sends_too_much_is_reported_and_the_rest_given_back(
         sub.open()
         await settled()
         assert len(received) == 2
+        assert sub.stream.statistics().messages == (await sub.describe()).leased == 2
         [error] = errors
         assert isinstance(error, FlowControlError)
         assert str(error).startswith("Flow control: max messages exceeded")

@@ -19,7 +19,7 @@ from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.log import NatsLog
-from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.brokers.nats.protocol.consumers import Consumer, PullLimits
 from penstock.brokers.nats.protocol.requests import nak
 from penstock.clock import NS
 from penstock.config import DAY, SubscriptionConfig
@@ -31,6 +31,9 @@ from penstock.rules.backoff import Backoff
 ADVISORIES = "PENSTOCK-ADVISORIES"
 _KINDS = ("MAX_DELIVERIES", "MSG_TERMINATED")
 _WAIT = 30.0
+# Servers hold consumers that lend no more advisories than this; those that wait for a letter that
+# could not be moved are among them.
+_UNSETTLED = 1000
 _TRY_AGAIN_AFTER = 10.0
 _FOR_EVER = Persistence(backoff=Backoff(initial=0.2, maximum=30.0), worth_it=always)
 
@@ -90,6 +93,7 @@ class DeadLetterMover:
                         "durable_name": name,
                         "ack_policy": "explicit",
                         "ack_wait": 30 * NS,
+                        "max_ack_pending": -1,
                         "deliver_policy": "new",
                         "filter_subjects": [
                             f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{consumer.stream}.{consumer.name}"
@@ -128,7 +132,8 @@ class DeadLetterMover:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, consumer: Consumer) -> None:
-        advisories = Consumer(ADVISORIES, _name(consumer), consumer.config)
+        limits = PullLimits(unsettled=_UNSETTLED)
+        advisories = Consumer(ADVISORIES, _name(consumer), consumer.config, limits=limits)
 
         async def move() -> None:
             for _, reply, _, payload in await self._pulling.pull(advisories, 100, 2**20, _WAIT):

@@ -13,6 +13,7 @@ from penstock import DeadLetterPolicy, FlowControl, ManagedPublisher, PubSub, Se
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, SubscriptionNotFoundError
 from penstock.message import Draft, PublishFault, Settlement, Verb
 from penstock.testing.waiting import eventually
+from tests.support.brokers import stored
 from tests.support.servers import NatsServer
 
 pytestmark = pytest.mark.real_time
@@ -443,3 +444,31 @@ async def test_what_others_set_survives_our_changes(server):
         consumer = (await js.consumer_info("CHANGED", "kept")).config
         assert (consumer.ack_wait, consumer.max_deliver, consumer.max_ack_pending) == (45, 7, 50)
         assert (consumer.deliver_policy, consumer.description) == (DeliverPolicy.LAST, "theirs")
+
+
+async def test_advisories_are_acted_on_though_no_more_of_them_may_be_out(server):
+    async with both(server) as (theirs, pubsub):
+        dead = await pubsub.topic("given-up-dead").create()
+        topic = await pubsub.topic("given-up").create()
+        policy = DeadLetterPolicy(topic=dead.name, max_delivery_attempts=5)
+        sub = await topic.subscription("given-up-sub", dead_letter_policy=policy).create()
+        watched = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.given-up.given-up-sub"
+        found = await api(theirs, "CONSUMER.LIST.PENSTOCK-ADVISORIES", {})
+        [rescue] = [c for c in found["consumers"] if watched in c["config"]["filter_subjects"]]
+        assert rescue["config"]["max_ack_pending"] == -1
+        # As a consumer of long ago is, when as many letters as it lends could not be moved.
+        config = {**rescue["config"], "max_ack_pending": 2}
+        await api(
+            theirs,
+            f"CONSUMER.CREATE.PENSTOCK-ADVISORIES.{rescue['name']}",
+            {"stream_name": "PENSTOCK-ADVISORIES", "action": "update", "config": config},
+        )
+        for n in range(1, 6):
+            await topic.publish_message(b"%d" % n)
+            await theirs.publish(watched, b'{"stream_seq": %d, "deliveries": 5}' % n)
+        await theirs.flush()
+        sub.on("message", lambda message: message.ack())
+        sub.open()
+        async with asyncio.timeout(25):  # A request that is not ended takes thirty seconds.
+            while len(await stored(pubsub, dead.name)) < 5:
+                await asyncio.sleep(0.05)

@@ -35,11 +35,12 @@ class Server:
         self.waiting = []
         self.answers = True
         self.given_back = []
+        self.renewed = []
         self.answered = None
         self.headers = b""
 
     def on_loss(self, act):
-        pass
+        self.lose = act
 
     def loss(self):
         return UnavailableError("lost")
@@ -56,6 +57,7 @@ class Server:
             head, _, body = part.partition(b"\r\n")
             assert head.split()[1].decode() == NEXT
             self.requests += 1
+            self.reply = head.split()[2]
             self.waiting.append(msgspec.json.decode(body.strip())["batch"])
         self.serve()
 
@@ -67,6 +69,8 @@ class Server:
                 sequence = parse_ack_subject(head.split()[1]).sequence
                 self.given_back.append(sequence)
                 self.nak(sequence, nak_delay(body.strip()))
+            elif body.startswith(b"+WPI"):
+                self.renewed.append(parse_ack_subject(head.split()[1]).sequence)
 
     def nak(self, sequence, delay=0.0):
         loop = asyncio.get_running_loop()
@@ -83,6 +87,11 @@ class Server:
         attempt = self.attempts[sequence] = self.attempts.get(sequence, 0) + 1
         reply = b"$JS.ACK.orders.billing.%d.%d.1.1700000000000000000.5" % (attempt, sequence)
         self._sink(b"orders", reply, self.headers, b"x")
+
+    def refuse(self, status):
+        """End the request that waits."""
+        self.waiting.clear()
+        self._sink(self.reply, b"", b"NATS/1.0 %b\r\n\r\n" % status, b"")
 
     async def info(self, _consumer):
         if self.answered is not None:
@@ -106,8 +115,13 @@ class Receiver:
 
     def __init__(self, server, window=2, consumer=CONSUMER):
         self.window = window
+        self.given_back = []
         pulling = SimpleNamespace(
-            inbox_prefix="_INBOX", give_back=lambda replies: None, giving_back=lambda replies: []
+            inbox_prefix="_INBOX",
+            give_back=lambda replies: self.given_back.extend(
+                parse_ack_subject(reply).sequence for reply in replies
+            ),
+            giving_back=lambda replies: [],
         )
         self.queue = OrderedQueue(consumer, server, pulling, server, None, decoded)
 
@@ -126,6 +140,7 @@ async def receiving(window=2):
     server = Server(messages=1000)
     receiver = Receiver(server, window)
     assert await receiver.pull(1) == [1]
+    await settled()
     yield server, receiver
     receiver.queue.close()
 
@@ -202,3 +217,47 @@ async def test_a_survey_that_ends_as_another_becomes_needed_is_followed_by_that(
     asyncio.get_running_loop().call_soon(server.lend, 1)
     assert await pull == [1]
     receiver.queue.close()
+
+
+async def test_after_a_lost_connection_keys_wait_until_it_is_known_who_has_what():
+    async with receiving() as (server, receiver):
+        server.answered = asyncio.get_running_loop().create_future()
+        server.lose()
+        receiver.queue.settled(1, b"+ACK")
+        assert await receiver.pull(0.5) == []
+        server.answered.set_result(None)
+        server.attempts = {2: 1, 3: 1}  # What is here, and nothing else, is unsettled.
+        assert await receiver.pull(5) == [2]
+
+
+async def test_whoever_is_not_served_any_more_gives_back_and_asks_who_has_what():
+    async with receiving() as (server, receiver):
+        server.answers = False
+        assert await receiver.pull(1.5) == []  # A request waits at the server by now.
+        server.answered = asyncio.get_running_loop().create_future()
+        server.refuse(b"423 Nats-Wrong-Pin-Id")
+        await settled()
+        assert receiver.given_back == [2, 3]
+        # It is served again at once; what it had given back may be with somebody else.
+        server.answers = True
+        server.back += [2, 3]
+        server.serve()
+        receiver.queue.settled(1, b"+ACK")
+        assert await receiver.pull(0.5) == []
+        server.answered.set_result(None)
+        server.attempts = {2: 2, 3: 2}
+        assert await receiver.pull(5) == [2]
+
+
+async def test_what_comes_after_everybody_has_left_is_given_back():
+    async with receiving() as (server, receiver):
+        receiver.queue.close()
+        assert receiver.given_back == [2, 3]
+        server.lend(4)
+        assert receiver.given_back == [2, 3, 4]
+
+
+async def test_what_waits_for_its_turn_is_renewed_in_time():
+    async with receiving() as (server, receiver):
+        assert await receiver.pull(CONFIG.ack_deadline / 2) == []
+        assert {2, 3} <= set(server.renewed)
