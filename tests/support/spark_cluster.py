@@ -92,7 +92,7 @@ class SparkCluster:
             if "CoarseGrainedExecutorBackend" in words and int(group) in groups
         }
 
-    def wait_for_workers(self, count: int, within: float = 120.0) -> None:
+    def wait_for_workers(self, count: int, within: float = 300.0) -> None:
         until = time.monotonic() + within
         while self._alive_workers() != count:
             assert time.monotonic() < until, self.said()

@@ -7,12 +7,13 @@ import sys
 import threading
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark import activate, session
 from penstock.spark.session import java as finding
-from penstock.spark.session.starting import _environment, defaults, environment
+from penstock.spark.session.starting import _environment, defaults, environment, renew_source
 from tests.support.nats_scenes import fill, make, stored
 from tests.support.servers import NatsServer
 from tests.support.spark_scenes import PATIENCE
@@ -107,7 +108,22 @@ def test_the_machines_of_a_cluster_find_python_by_its_name():
     made = environment("spark://somewhere:7077", {"PATH": "/bin"})
     assert made["PYSPARK_PYTHON"] == made["PYSPARK_DRIVER_PYTHON"] == name
     assert shutil.which(name, path=made["PATH"]) == str(Path(sys.executable).with_name(name))
-    assert environment("local[2]", {})["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_on_one_machine_python_processes_use_the_pyspark_that_is_installed_and_compiled():
+    python = environment("local[2]", {})["PYSPARK_PYTHON"]
+    archives = Path(pyspark.__file__).parent / "python" / "lib"
+    places = [archives / "pyspark.zip", *archives.glob("py4j-*-src.zip"), "/kept here", "/and here"]
+    shown = "pyspark.__file__, sys.executable, os.environ['PYTHONPATH']"
+    program = f"import pyspark, sys, os; print({shown})"
+    ran = subprocess.run(
+        [python, "-c", program],
+        env={**os.environ, "PYTHONPATH": ":".join(map(str, places))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == f"{pyspark.__file__} {sys.executable} /kept here:/and here"
 
 
 def test_a_python_that_is_named_is_that_of_tasks_that_read_topics_too():
@@ -138,3 +154,19 @@ def test_a_thread_that_activates_the_session_can_start_a_sink(spark, tmp_path):
         thread.start()
         thread.join()
         assert sorted(stored(server.url, "copied")) == ["0", "1", "2"]
+
+
+def test_a_source_that_is_renewed_shares_no_map_with_queries_that_were_loaded_before(spark):
+    """Spark writes into the map of a source's function when a query begins."""
+
+    def variables():
+        sources = spark._jsparkSession.sessionState().dataSourceManager()
+        return sources.lookupDataSource("penstock").dataSourceCls().envVars()
+
+    same = spark._jvm.java.lang.System.identityHashCode
+    before = variables()
+    assert same(before) == same(variables())
+    renew_source(spark)
+    one = variables()
+    renew_source(spark)
+    assert len({same(before), same(one), same(variables())}) == 3

@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 
 from penstock.errors import FailedPreconditionError
 from penstock.spark.jobs import kept_query
-from penstock.spark.jobs.kept_query import KeptQuery
+from penstock.spark.jobs.kept_query import KeptQuery, look_at_all
 from penstock.spark.jobs.progress import reached
 
 
@@ -195,3 +195,25 @@ def test_a_batch_is_not_waited_for_beyond_the_drain(time):
     kept.end(drain=60)
     assert starts.made[0].stopped
     assert time.now < begun + 61
+
+
+def test_queries_that_are_down_are_started_one_after_the_other(time):
+    starts = [Starts(), Starts(), Starts()]
+    kept = [KeptQuery(name, start) for name, start in zip("abc", starts, strict=True)]
+    for start in starts:
+        start.made[-1].failure = RuntimeError("Python worker failed to connect back.")
+    look_at_all(kept)
+    assert all(one.is_down for one in kept)
+
+    def started():
+        time.now += 100
+        look_at_all(kept)
+        return [len(start.made) for start in starts]
+
+    assert started() == [2, 1, 1]
+    starts[0].made[-1].status["message"] = "Getting offsets from penstock"
+    assert started() == [2, 1, 1]
+    starts[0].made[-1].status["message"] = "Processing new data"
+    assert started() == [2, 2, 1]
+    starts[1].made[-1].failure = RuntimeError("Python worker failed to connect back.")
+    assert started() == [2, 2, 2]

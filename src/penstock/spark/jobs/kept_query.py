@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import FailedPreconditionError, UnavailableError
@@ -50,10 +50,24 @@ class KeptQuery:
             return False
         return not str(query.status["message"]).startswith("Waiting")
 
-    def look(self) -> None:
+    @property
+    def is_starting(self) -> bool:
+        """The Python process that its source runs in may not be there yet."""
+        query = self._query
+        if query is None or not query.isActive or query.recentProgress:
+            return False
+        return not str(query.status["message"]).startswith(("Waiting", "Processing"))
+
+    @property
+    def is_down(self) -> bool:
+        """It failed, and is to be started again."""
+        return self._query is None
+
+    def look(self, *, may_begin: bool = True) -> None:
+        """`may_begin`: one that is down may be started now, if it is time."""
         query, now = self._query, time.monotonic()
         if query is None:
-            if now >= self._not_before:
+            if may_begin and now >= self._not_before:
                 self._begin()
             return
         is_active = query.isActive
@@ -104,6 +118,14 @@ class KeptQuery:
         _log.error(
             "Query %s failed and starts again in %.1f s: %s", self._name, pause, reason_of(error)
         )
+
+
+def look_at_all(queries: Sequence[KeptQuery]) -> None:
+    """Start those that are down one after the other: Spark gives the Python process of a source
+    10 s to start, which no setting changes, and a busy machine that starts three at a time has none
+    ready by then, however often it tries."""
+    for query in queries:
+        query.look(may_begin=not query.is_down or not any(one.is_starting for one in queries))
 
 
 def _batch(query: StreamingQuery) -> int:

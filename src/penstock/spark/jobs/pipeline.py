@@ -32,7 +32,7 @@ from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings
 from penstock.spark.jobs.driver_relay import DriverRelay
-from penstock.spark.jobs.kept_query import KeptQuery
+from penstock.spark.jobs.kept_query import KeptQuery, look_at_all
 from penstock.spark.jobs.lag import Lags, SpoolLags, TopicLags, Watching
 from penstock.spark.jobs.places import absolute, absolute_place, check_reach, prepare_database
 from penstock.spark.jobs.progress import report
@@ -40,7 +40,7 @@ from penstock.spark.jobs.projection import Project
 from penstock.spark.jobs.queues import make_queues
 from penstock.spark.jobs.runner import Workplace
 from penstock.spark.jobs.stage_task import INPUT, OUTPUT, StageTask
-from penstock.spark.session.starting import activate
+from penstock.spark.session.starting import activate, renew_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -182,8 +182,7 @@ class SparkPipeline:
                     kept.append(KeptQuery(name, partial(self.start, name)))
                     self._let_begin(kept[-1])
                 while not self._stopping.is_set():
-                    for query in kept:
-                        query.look()
+                    look_at_all(kept)
                     self._stopping.wait(_LOOK)
             finally:
                 for query in kept:
@@ -249,6 +248,7 @@ class SparkPipeline:
         """Start the query of a stage, from where its checkpoint says; `once`: to end when that part
         is done."""
         part = once or ALL
+        renew_source(self._spark)
         writer = self._projection(part) if name == PROJECTION else self._stage(name, part)
         folder = self._options.checkpoints.rstrip("/")
         if not part.is_all:

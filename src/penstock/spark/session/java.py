@@ -81,7 +81,7 @@ def shimmed(home: Path, folder: Path | None = None) -> Path:
     folder = folder or scratch() / "java"
     binaries = folder / "bin"
     binaries.mkdir(mode=0o700, parents=True, exist_ok=True)
-    java = _quoted(str(home / "bin" / "java"))
+    java = quoted(str(home / "bin" / "java"))
     fresh = binaries / f"java.{os.getpid()}"
     fresh.write_text(_SHIM.format(java=java))
     fresh.chmod(0o700)
@@ -99,5 +99,5 @@ def scratch() -> Path:
     return folder
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"

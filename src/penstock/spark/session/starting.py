@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark.session.java import java_home, scratch
+from penstock.spark.session.python import interpreter
 from penstock.spark.session.quiet import STACK, say_once
 
 if TYPE_CHECKING:
@@ -81,6 +82,19 @@ def activate(spark: SparkSession) -> None:
         java.SparkSession.setActiveSession(spark._jsparkSession)
 
 
+def renew_source(spark: SparkSession) -> None:
+    """Let what is loaded next share nothing of Spark's with what was loaded before.
+
+    Spark 4.3 keeps one function for all uses of a source that registered itself. Each query that
+    begins writes into a map of it, while others read it for their tasks: two at the same moment
+    damage the map, and from then on every batch of all of them fails with `Task not serializable`.
+    A source that is registered again has a function, and a map, of its own.
+    """
+    from penstock.spark.data_source import PenstockDataSource
+
+    spark.dataSource.register(PenstockDataSource)
+
+
 def add_modules(spark: SparkSession, files: Iterable[str]) -> None:
     """Let tasks import what is in these files: `.py`, `.zip`, `.whl`."""
     for file in files:
@@ -142,7 +156,7 @@ def _environment(master: str) -> Iterator[None]:
 def environment(master: str, given: Mapping[str, str]) -> dict[str, str]:
     """The variables for Spark's processes; what is given already is left alone, but for a
     JAVA_HOME that is too old."""
-    python = given.get("PYSPARK_PYTHON") or _interpreter(master)
+    python = given.get("PYSPARK_PYTHON") or interpreter(one_machine=_is_one_machine(master))
     wanted = {
         "PYSPARK_PYTHON": python,
         # Tasks that read and write topics are started with the driver's, also on executors.
@@ -157,15 +171,6 @@ def environment(master: str, given: Mapping[str, str]) -> dict[str, str]:
     # So that the driver finds this interpreter under its name.
     path = f"{Path(sys.executable).parent}{os.pathsep}{given.get('PATH', os.defpath)}"
     return {**wanted, **given, "PATH": path, "JAVA_HOME": str(java_home())}
-
-
-def _interpreter(master: str) -> str:
-    """This one by its path; for the machines of a cluster by its name, which they find in their own
-    `PATH`: Spark takes only the same version."""
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    if _is_one_machine(master) or not (Path(sys.executable).parent / name).exists():
-        return sys.executable
-    return name
 
 
 def _secret_folder() -> Path:
