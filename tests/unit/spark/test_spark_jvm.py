@@ -1,5 +1,7 @@
 """What the pipeline's command tells Spark about its JVM."""
 
+from dataclasses import fields
+
 import pytest
 
 import penstock.spark
@@ -25,7 +27,7 @@ def started_with(monkeypatch, tmp_path):
         settings = load_settings(
             environ={}, url=f"local://{tmp_path}/broker", database=f"sqlite:///{tmp_path}/jobs.db"
         )
-        spark = _Spark(**{"master": None, "remote": None, "conf": None, "files": None} | how)
+        spark = _Spark(**dict.fromkeys(one.name for one in fields(_Spark)) | how)
         with pytest.raises(UnavailableError, match="all we want"):
             _run(settings, spark, {"checkpoints": str(tmp_path)}, once=None)
         return asked
