@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -63,12 +63,14 @@ class SourceOptions:
         url = options.url()
         mode = options.take("mode", _one_of("log", "queue"), "log" if _has_ranges(url) else "queue")
         topics, pattern = _topics(options)
+        strategies = _one_of("latest", "error")
+        strategy = options.take("startingOffsetsByTimestampStrategy", strategies, "latest")
         found = cls(
             url=url,
             mode=mode,
             topics=topics,
             pattern=pattern,
-            starting=_position(options, "starting", EARLIEST),
+            starting=replace(_position(options, "starting", EARLIEST), strict=strategy == "error"),
             ending=_position(options, "ending", LATEST),
             max_offsets=options.take("maxOffsetsPerTrigger", _count, None),
             min_offsets=options.take("minOffsetsPerTrigger", _count, None),

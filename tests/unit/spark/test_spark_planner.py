@@ -50,6 +50,17 @@ def test_positions_are_found_in_every_topic(log):
     assert planner.resolve(by_topic) == {"bills": 1, "orders": 6}
 
 
+def test_a_time_that_nothing_is_as_late_as_is_the_end_or_an_error_as_the_options_say(log):
+    late = {"startingOffsetsByTimestamp": '{"orders": 11000}'}
+    lenient = options(**late)
+    assert Planner(lenient, log).resolve(lenient.starting) == {"orders": 11}
+    strict = options(**late, startingOffsetsByTimestampStrategy="error")
+    with pytest.raises(FailedPreconditionError, match="'orders' has no message as late as 11000"):
+        Planner(strict, log).resolve(strict.starting)
+    soon = options(startingTimestamp="10000", startingOffsetsByTimestampStrategy="error")
+    assert Planner(soon, log).resolve(soon.starting) == {"orders": 10}
+
+
 def test_a_batch_is_cut_into_ranges_of_the_topic_that_is_there(log):
     found = Planner(options(maxRecordsPerPartition="4"), log).ranges({"orders": 1}, {"orders": 11})
     assert parts(found) == [("orders", 1, 3), ("orders", 4, 6), ("orders", 7, 10)]

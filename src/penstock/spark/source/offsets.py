@@ -22,12 +22,13 @@ _LATEST, _EARLIEST = -1, -2
 @dataclass(frozen=True)
 class Position:
     """Where to begin or end: an edge for all topics, sequences or moments by topic, or one
-    moment."""
+    moment. `strict`: a moment that nothing is as late as is an error, and not the end."""
 
     edge: int = _EARLIEST
     sequences: Mapping[str, int] = field(default_factory=dict)
     moment_us: int | None = None
     moments_us: Mapping[str, int] = field(default_factory=dict)
+    strict: bool = False
 
     @property
     def topics(self) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from penstock.broker import Extent, RangeLog
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, PenstockError
 from penstock.retrying import is_retryable
 from penstock.spark.loss import report_loss
 from penstock.spark.options import SourceOptions
@@ -89,6 +89,11 @@ class Planner:
         if moment is None:
             return position.within(topic, extent)
         sequence = self._log.first_since(topic, moment)
+        if sequence is None and position.strict:
+            raise FailedPreconditionError(
+                f"Topic {topic!r} has no message as late as {moment // 1000} ms; give an earlier "
+                "time, or set startingOffsetsByTimestampStrategy=latest to begin with what comes"
+            )
         return extent.end if sequence is None else sequence
 
     def ranges(
