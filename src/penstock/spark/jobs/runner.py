@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from penstock.client import PubSub
 from penstock.jobs.incoming import Incoming
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.declaration import pipeline_of
@@ -22,6 +23,7 @@ from penstock.jobs.tools import open_tools
 from penstock.jobs.views.sql import SqlJobViews
 from penstock.spark.jobs.partition import Partition
 from penstock.spark.jobs.places import check_file
+from penstock.spark.jobs.task_relay import TaskRelay
 from penstock.transactional import Database
 
 _OBSERVER = JobObservers(LoggingObserver())
@@ -67,7 +69,7 @@ class Runner:
         self._tools: Any = None
         self._has_tools = False
         try:
-            self._store, self._views = self._wait(self._open(workplace.identity))
+            self._store, self._views, self._relay = self._wait(self._open(workplace.identity))
         except BaseException:
             self.close()
             raise
@@ -87,14 +89,18 @@ class Runner:
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _open(self, identity: str) -> tuple[ProcessingJobStore, SqlJobViews]:
+    async def _open(self, identity: str) -> tuple[ProcessingJobStore, SqlJobViews, TaskRelay]:
         """Tables are there, made by the driver; only see that they are the driver's."""
         check_file(self._settings)
         database = await self._stack.enter_async_context(Database(self._settings.database))
         await check_identity(database, identity)
         store = ProcessingJobStore(database, self._settings)
         self._stack.push_async_exit(store)
-        return store, SqlJobViews(database, pipeline=self._settings.pipeline)
+        # Connects when there is something to send: the driver's, for the projection, never does.
+        pubsub = PubSub(self._settings.url)
+        self._stack.push_async_callback(pubsub.aclose)
+        views = SqlJobViews(database, pipeline=self._settings.pipeline)
+        return store, views, TaskRelay(pubsub, store.outbox, _OBSERVER)
 
     async def _run(self, name: str, messages: Sequence[Incoming]) -> None:
         pipeline = self._settings.pipeline
@@ -108,6 +114,7 @@ class Runner:
             stage.using(self._tools), settings, self._store, _OBSERVER, unknown_fails=True
         )
         await Partition(processing, self._store, settings.concurrency).run(messages)
+        await self._relay.send(len(messages))
 
 
 _runners: dict[Workplace, Runner] = {}
