@@ -1,10 +1,13 @@
-"""The pipeline of the jobs with handlers that do nothing, kept running: jobs a second from the
-request to the read model, beside the asyncio worker, and how that grows with the cores it gets."""
+"""The pipeline of the jobs, kept running, beside the asyncio worker: jobs a second from the request
+to the read model and what a single job takes, with handlers that do nothing; and what cores and
+executors add where handlers compute."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -12,18 +15,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sqlalchemy import func, select
 
 from benchmarks.measure import Row, table
+from benchmarks.processes import spent
 from penstock.brokers.nats.local.folder import LocalServer
 from penstock.jobs import (
     MEDIA,
     AudioInfo,
     Done,
     JobSettings,
+    JobSystem,
     MediaType,
     Outcome,
     ProcessingJob,
@@ -37,10 +42,14 @@ from penstock.jobs.tools import plain_tools
 from penstock.jobs.views.sql import sql_views
 
 JOBS = 20_000
-WARM_UP = 500
-_REFERENCE = "benchmarks.pipeline:PIPELINE"
+WARM_UP = 1_000
+SINGLE = 100
 WORKER = "asyncio worker, one process"
 PLACES = (WORKER, "local[1]", "local[2]", "local-cluster[2,1,1024]")
+# Handlers that compute, and what they use of a core.
+BUSY_JOBS = 1_000
+BUSY_SECONDS = 0.02
+BUSY_PLACES = ("local[1]", "local[2]", "local-cluster[1,1,1024]", "local-cluster[2,1,1024]")
 
 
 async def _look(_: ProcessingJob) -> Outcome:
@@ -51,40 +60,83 @@ async def _listen(_: ProcessingJob) -> Outcome:
     return Done(text=Text(segments=[Segment(0.0, 2.5, "hello there")], language="en"))
 
 
-_metadata, _transcription = MEDIA.stages
-PIPELINE = replace(
-    MEDIA,
-    stages=(replace(_metadata, handler=_look), replace(_transcription, handler=_listen)),
-    tools=plain_tools,
+async def _compute(job: ProcessingJob) -> Outcome:
+    until = time.thread_time() + BUSY_SECONDS
+    while time.thread_time() < until:
+        pass
+    return await _listen(job)
+
+
+_metadata, _transcription = (
+    replace(stage, handler=handler)
+    for stage, handler in zip(MEDIA.stages, (_look, _listen), strict=True)
 )
+IDLE = replace(MEDIA, stages=(_metadata, _transcription), tools=plain_tools)
+BUSY = replace(IDLE, stages=(_metadata, replace(_transcription, handler=_compute)))
 
 
-async def _through(settings: JobSettings, count: int, total: int, *, working: bool) -> float:
-    """Ask for jobs, and wait until the read model has all `total` at their end; the seconds."""
+async def _until_done(system: JobSystem, total: int, look: float) -> None:
+    done = select(func.count()).where(sql_views.c.stage == "TranscriptComplete")
+    while True:
+        async with system.database.transaction(reading=True) as connection:
+            if (await connection.scalar(done) or 0) >= total:
+                return
+        await asyncio.sleep(look)
+
+
+async def _through(system: JobSystem, count: int, before: int) -> float:
+    """Ask for jobs, and wait until the read model has them at their end, after those that were
+    there `before`; the seconds."""
+    submit = JobService(system.store).submit
+    began = time.perf_counter()
+    for at in range(0, count, 500):
+        some = range(min(500, count - at))
+        await asyncio.gather(*(submit("bench", MediaType.AUDIO, "a.wav") for _ in some))
+    await _until_done(system, before + count, 0.1)
+    return time.perf_counter() - began
+
+
+async def _one_by_one(system: JobSystem, count: int, before: int) -> list[float]:
+    """The seconds of each."""
+    took = []
+    for number in range(count):
+        began = time.perf_counter()
+        await JobService(system.store).submit("bench", MediaType.AUDIO, "a.wav")
+        await _until_done(system, before + number + 1, 0.005)
+        took.append(time.perf_counter() - began)
+    return took
+
+
+async def _measured(settings: JobSettings, folder: Path, count: int, *, working: bool) -> Figures:
     async with AsyncExitStack() as stack:
         system = await stack.enter_async_context(job_system(settings))
         if working:
             await stack.enter_async_context(system.working())
             # Which keeps the read model as well; on Spark that is one of the queries.
             await stack.enter_async_context(system.ingesting())
-        submit = JobService(system.store).submit
-        began = time.perf_counter()
-        for at in range(0, count, 500):
-            some = range(min(500, count - at))
-            await asyncio.gather(*(submit("bench", MediaType.AUDIO, "a.wav") for _ in some))
-        done = select(func.count()).where(sql_views.c.stage == "TranscriptComplete")
-        while True:
-            async with system.database.transaction(reading=True) as connection:
-                if (await connection.scalar(done) or 0) >= total:
-                    return time.perf_counter() - began
-            await asyncio.sleep(0.1)
+        await _through(system, WARM_UP, 0)
+        single = await _one_by_one(system, SINGLE, WARM_UP)
+        used = spent(str(folder))
+        took = await _through(system, count, WARM_UP + SINGLE)
+        used = spent(str(folder)) - used
+    return Figures(took / count, used / count, single)
 
 
-def _settings(folder: Path) -> JobSettings:
+@dataclass(frozen=True)
+class Figures:
+    """`seconds` and `cpu`: of a job, when there are many. `single`: the seconds of each that came
+    alone."""
+
+    seconds: float
+    cpu: float
+    single: list[float]
+
+
+def _settings(folder: Path, pipeline: str) -> JobSettings:
     wide = {"concurrency": 64}
     return load_settings(
         environ={},
-        pipeline=_REFERENCE,
+        pipeline=pipeline,
         url=f"local://{folder}/broker",
         database=f"sqlite:///{folder}/jobs.db",
         stages={"metadata": wide, "transcription": wide},
@@ -93,7 +145,7 @@ def _settings(folder: Path) -> JobSettings:
 
 
 @contextmanager
-def _spark(master: str, settings: JobSettings, folder: Path) -> Iterator[None]:
+def _spark(master: str, settings: JobSettings, folder: Path, pipeline: str) -> Iterator[None]:
     """The pipeline, running in a thread."""
     from penstock.spark import session
     from penstock.spark.jobs.jvm import driver_config
@@ -102,64 +154,101 @@ def _spark(master: str, settings: JobSettings, folder: Path) -> Iterator[None]:
     spark = session("bench", master, config=driver_config(), log_level="ERROR")
     options = PipelineOptions(
         checkpoints=str(folder / "checkpoints"),
-        pipeline=_REFERENCE,
+        pipeline=pipeline,
         trigger=0.1,
         batch=4000,
-        partition=1000,
+        partition=1000 if pipeline.endswith("IDLE") else 50,
     )
-    pipeline = SparkPipeline(spark, settings, options)
-    thread = threading.Thread(target=pipeline.run)
+    running = SparkPipeline(spark, settings, options)
+    thread = threading.Thread(target=running.run)
     thread.start()
     try:
         yield
     finally:
-        pipeline.stop()
+        running.stop()
         thread.join()
         spark.stop()
 
 
-def measure(place: str, count: int) -> None:
-    """In a process of its own, because a process has one Spark: prints seconds a job."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, ExitStack() as stack:
-        folder = Path(name)
-        settings = _settings(folder)
+def measure(place: str, name: str, count: int) -> None:
+    """In a process of its own, because a process has one Spark: prints its `Figures`."""
+    pipeline = f"benchmarks.pipeline:{name}"
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as made, ExitStack() as stack:
+        folder = Path(made)
+        settings = _settings(folder, pipeline)
         LocalServer(folder / "broker").keep()
         stack.callback(LocalServer(folder / "broker").stop)
         working = place == WORKER
         if not working:
-            stack.enter_context(_spark(place, settings, folder))
-        asyncio.run(_through(settings, WARM_UP, WARM_UP, working=working))
-        took = asyncio.run(_through(settings, count, WARM_UP + count, working=working))
-        print(took / count, flush=True)
+            stack.enter_context(_spark(place, settings, folder, pipeline))
+        figures = asyncio.run(_measured(settings, folder, count, working=working))
+        print(json.dumps(asdict(figures)), flush=True)
+
+
+async def _figures(place: str, name: str, count: int) -> Figures:
+    ran = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "benchmarks.pipeline", place, name, str(count)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        timeout=900,
+    )
+    found = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+    if not found:
+        raise RuntimeError(ran.stderr[-2000:])
+    return Figures(**json.loads(found[-1]))
 
 
 async def main() -> bool:
-    rows = []
-    first: float | None = None
-    for place in PLACES:
-        ran = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-m", "benchmarks.pipeline", place],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-            timeout=900,
-        )
-        seconds = [float(line) for line in ran.stdout.splitlines() if line[:1].isdigit()]
-        if not seconds:
-            raise RuntimeError(ran.stderr[-2000:])
-        first = first or seconds[0]
-        rows.append(
+    idle = {place: await _figures(place, "IDLE", JOBS) for place in PLACES}
+    worker = idle[WORKER]
+    table(
+        f"{JOBS:,} jobs through two stages to the read model, no-op handlers",
+        [
             Row(
                 what=place,
-                value=f"{1 / seconds[0]:,.0f} jobs/s",
-                spread=f"{first / seconds[0]:.2f} x the worker",
+                value=f"{1 / one.seconds:,.0f} jobs/s",
+                spread=f"{worker.seconds / one.seconds:.2f} x the worker, "
+                f"{one.cpu * 1000:.2f} ms of CPU each",
             )
-        )
-    table(f"{JOBS:,} jobs through two stages to the read model, no-op handlers", rows)
+            for place, one in idle.items()
+        ],
+    )
+    table(
+        "A single job, when there is no other",
+        [
+            Row(
+                what=place,
+                value=f"{statistics.median(one.single) * 1000:,.0f} ms",
+                spread=f"p99 {statistics.quantiles(one.single, n=100)[98] * 1000:,.0f} ms",
+            )
+            for place, one in idle.items()
+        ],
+    )
+    busy = {place: await _figures(place, "BUSY", BUSY_JOBS) for place in BUSY_PLACES}
+    table(
+        f"{BUSY_JOBS:,} jobs whose handlers use {BUSY_SECONDS * 1000:g} ms of a core",
+        [
+            Row(what=place, value=f"{1 / one.seconds:,.0f} jobs/s", spread=_growth(busy, place))
+            for place, one in busy.items()
+        ],
+    )
     return True
 
 
+def _growth(busy: dict[str, Figures], place: str) -> str:
+    """What the second core, or executor, adds to the first."""
+    first = place.replace("[2", "[1")
+    if first == place:
+        return ""
+    return f"{busy[first].seconds / busy[place].seconds:.2f} x {first}"
+
+
 if __name__ == "__main__":
-    measure(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else JOBS)
+    measure(
+        sys.argv[1],
+        sys.argv[2] if len(sys.argv) > 2 else "IDLE",
+        int(sys.argv[3]) if len(sys.argv) > 3 else JOBS,
+    )

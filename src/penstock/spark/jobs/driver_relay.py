@@ -1,4 +1,5 @@
-"""The relay of the driver: tasks commit what is to be sent, and it is sent from here."""
+"""The relay of the driver: it sends what tasks committed and could not send themselves, and what is
+to go later."""
 
 from __future__ import annotations
 
@@ -19,8 +20,10 @@ from penstock.rules.backoff import Backoff
 from penstock.transactional import Database, Outbox
 
 _log = logging.getLogger("penstock.spark")
-# Tasks run in other processes and cannot wake it.
-_POLL = 0.1
+# Tasks run in other processes and cannot wake it, but they send for themselves. To look for rows is
+# to hold the lock of a SQLite file.
+_POLL = 0.5
+_LOOK = 0.05
 # Seconds for what is being sent when the driver ends.
 _ENDING = 30.0
 # Whatever the trouble is: while tasks commit, somebody has to send.
@@ -65,7 +68,7 @@ class DriverRelay:
                         f"{left} messages of the jobs are committed but could not be sent within "
                         f"{within:g} s; see that the broker can be reached, and start again"
                     )
-                await asyncio.sleep(_POLL / 2)
+                await asyncio.sleep(_LOOK)
 
     def _main(self) -> None:
         failures = Failures(_OPENING)

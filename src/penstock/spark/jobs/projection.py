@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
+from penstock.spark.jobs.columns import attributes_of
 from penstock.spark.jobs.history import History, Told
 from penstock.spark.jobs.progress import count_ended, say_repeated
 from penstock.spark.jobs.runner import Workplace
@@ -54,10 +55,13 @@ class Project:
 
     def _events(self, rows: pa.Table) -> Iterator[Told]:
         decode_event = pipeline_of(self.workplace.pipeline).codec.decode_event
-        columns = (rows.column(name).to_pylist() for name in _COLUMNS)
-        for sequence, published, attributes, data in zip(*columns, strict=True):
+        sequences, published, data = (
+            rows.column(name).to_pylist() for name in ("sequence", "publish_time", "data")
+        )
+        attributes = attributes_of(rows.column("attributes"))
+        for sequence, at, said, given in zip(sequences, published, data, attributes, strict=True):
             try:
-                yield Told(sequence, published, decode_event(data, dict(attributes)))
+                yield Told(sequence, at, decode_event(said, given))
             except InvalidMessageError:
                 continue
 

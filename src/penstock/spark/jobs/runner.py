@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from penstock.client import PubSub
 from penstock.jobs.incoming import Incoming
 from penstock.jobs.model.event import StageEvent
 from penstock.jobs.pipeline.declaration import pipeline_of
@@ -24,6 +25,7 @@ from penstock.jobs.tools import check_ready, open_tools
 from penstock.jobs.views.sql import SqlJobViews
 from penstock.spark.jobs.partition import Partition
 from penstock.spark.jobs.places import check_file
+from penstock.spark.jobs.task_relay import TaskRelay
 from penstock.transactional import Database
 
 _OBSERVER = JobObservers(LoggingObserver())
@@ -70,7 +72,7 @@ class Runner:
         self._has_tools = False
         self._stages: dict[str, Processing] = {}
         try:
-            self._store, self._views = self._wait(self._open(workplace.identity))
+            self._store, self._views, self._relay = self._wait(self._open(workplace.identity))
         except BaseException:
             self.close()
             raise
@@ -90,14 +92,18 @@ class Runner:
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _open(self, identity: str) -> tuple[ProcessingJobStore, SqlJobViews]:
+    async def _open(self, identity: str) -> tuple[ProcessingJobStore, SqlJobViews, TaskRelay]:
         """Tables are there, made by the driver; only see that they are the driver's."""
         check_file(self._settings)
         database = await self._stack.enter_async_context(Database(self._settings.database))
         await check_identity(database, identity)
         store = ProcessingJobStore(database, self._settings)
         self._stack.push_async_exit(store)
-        return store, SqlJobViews(database, pipeline=self._settings.pipeline)
+        # Connects when there is something to send: the driver's, for the projection, never does.
+        pubsub = PubSub(self._settings.url)
+        self._stack.push_async_callback(pubsub.aclose)
+        views = SqlJobViews(database, pipeline=self._settings.pipeline)
+        return store, views, TaskRelay(pubsub, store.outbox, _OBSERVER)
 
     async def _run(self, name: str, messages: Sequence[Incoming]) -> None:
         stage = self._settings.pipeline.stage(name)
@@ -105,6 +111,7 @@ class Runner:
         if name not in self._stages:
             self._stages[name] = await self._ready(stage, settings)
         await Partition(self._stages[name], self._store, settings.concurrency).run(messages)
+        await self._relay.send(len(messages))
 
     async def _ready(self, stage: Stage, settings: StageSettings) -> Processing:
         """A stage that can work here; else the batch fails, and its messages wait."""

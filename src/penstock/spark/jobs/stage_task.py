@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.jobs.incoming import Incoming
+from penstock.spark.jobs.columns import attributes_of
 from penstock.spark.jobs.runner import Workplace
 
 INPUT = ("topic", "message_id", "attributes", "data")
@@ -24,10 +25,10 @@ class StageTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            columns = [batch.column(name).to_pylist() for name in INPUT]
-            messages = [
-                Incoming(topic, message_id, dict(attributes), data)
-                for topic, message_id, attributes, data in zip(*columns, strict=True)
-            ]
+            topics, ids, data = (
+                batch.column(name).to_pylist() for name in ("topic", "message_id", "data")
+            )
+            attributes = attributes_of(batch.column("attributes"))
+            messages = list(map(Incoming, topics, ids, attributes, data))
             self.workplace.runner().run(self.stage, messages)
             yield pa.RecordBatch.from_pydict({"messages": [len(messages)]})
