@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,12 +25,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Table
 
+from penstock.errors import PenstockError
 from penstock.jobs import MEDIA, JobStage, JobView, job_system, load_settings
 from penstock.jobs.system import Ingestion, JobSystem
 from penstock.web import create_app, serve
 
 SAMPLES = Path(__file__).parent / "media"
 PATIENCE = 170.0
+# The best first: an error of Penstock, the cause of one of Java, any other, a warning.
+_CAUSES = [
+    re.compile(pattern)
+    for pattern in (
+        r"penstock: ",
+        r"Caused by: ",
+        r"([\w.]+\.)?\w*(Error|Exception)\b: ",
+        r"\S+ \S+ (ERROR|WARNING) ",
+    )
+]
 out = Console()
 
 
@@ -174,8 +186,11 @@ async def follow(
                 return None
             if not spark.running or time.monotonic() > until:
                 why = "ended by itself" if not spark.running else f"took over {PATIENCE:.0f} s"
-                out.print(f"[red]The pipeline {why}.[/] Its last words:")
-                out.print("\n".join(spark.log.read_text().splitlines()[-15:]), markup=False)
+                out.print(f"[red]The pipeline {why}.[/]")
+                out.print(cause_of(spark.log.read_text(errors="replace")), markup=False)
+                kept = Path(tempfile.gettempdir()) / "penstock-demo-spark.log"
+                kept.write_bytes(spark.log.read_bytes())
+                out.print(f"All that it said is in {kept}", markup=False)
                 return None
             if not progress.tasks[0].finished and spark.started:
                 progress.update(starting, completed=1)
@@ -195,6 +210,16 @@ async def follow(
             await asyncio.sleep(0.1)
     clock.lap("transcription, with loading the model")
     return views
+
+
+def cause_of(log: str) -> str:
+    """Of what a pipeline said, the line that tells why it ended: ours, else the innermost error."""
+    lines = [line.strip() for line in log.splitlines()]
+    for pattern in _CAUSES:
+        told = [line for line in lines if pattern.match(line)]
+        if told:
+            return told[-1].removeprefix("Caused by: ")
+    return lines[-1] if lines else "It said nothing."
 
 
 async def show(system: JobSystem, jobs: dict[str, str], views: dict[str, JobView]) -> None:
@@ -225,4 +250,7 @@ def spent(clock: Clock) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--forever", action="store_true", help="stay up until Ctrl-C")
-    sys.exit(asyncio.run(main(parser.parse_args().forever)))
+    try:
+        sys.exit(asyncio.run(main(parser.parse_args().forever)))
+    except PenstockError as error:
+        sys.exit(f"demo: {error}")
