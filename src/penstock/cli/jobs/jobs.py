@@ -46,7 +46,7 @@ def serve(
     settings = options.load(api={"host": host, "port": port})
     if settings.media.root is not None:
         _make_folder(Path(settings.media.root))
-    run_until_stopped(lambda stop: _serve(settings, workers, stop))
+    run_until_stopped(lambda stop: _serve(settings, workers, stop), log_json=options.log_json)
 
 
 def _make_folder(root: Path) -> None:
