@@ -27,6 +27,7 @@ from penstock.jobs.pipeline.declaration import Pipeline, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA
 from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
+from penstock.jobs.secret_files import with_files
 from penstock.jobs.spelling import NOT_SETTINGS, PREFIX, check_keys, check_spelling
 
 # Uploads are kept in a folder of the media root that plain references cannot name, and are stored
@@ -224,7 +225,7 @@ def load_settings(
         layers.append(_read(Path(file)))
         check_keys(kind, layers[-1], f" in {file}")
     check_spelling(kind, environ)
-    layers.append(_from_environment(environ))
+    layers.append(_from_environment(with_files(environ, PREFIX)))
     layers.append(_given(arguments))
     check_keys(kind, layers[-1], "")
     merged: dict[str, Any] = {}

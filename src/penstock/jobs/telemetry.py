@@ -110,7 +110,9 @@ class LoggingObserver(JobObserver):
             self._log(logging.DEBUG, "published", subject, **fields)
         else:
             fields["error"] = type(error).__name__
-            self._log(logging.WARNING, "not published", subject, **fields)
+            # The relay tells of a broker that is away, once for all that waits for it.
+            level = logging.DEBUG if getattr(error, "retryable", False) else logging.WARNING
+            self._log(level, "not published", subject, **fields)
 
     def received(self, subject: Subject, subscription: str) -> None:
         level = logging.DEBUG if subject.attempt == 1 else logging.INFO

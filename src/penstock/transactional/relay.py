@@ -36,7 +36,7 @@ from penstock.errors import (
 )
 from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault, Receipt
-from penstock.retrying import Failures, Persistence, always, keep_doing
+from penstock.retrying import Failures, Outage, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
 from penstock.transactional.database import Database
 from penstock.transactional.outbox import Outbox
@@ -128,6 +128,7 @@ class Relay(AsyncClosing):
         self._keyed_first, self._was_keyed = False, True
         self._statistics = RelayStatistics()
         self._pauses: dict[str, _Pause] = {}
+        self._outage = Outage(_log, f"Relay {self.name} cannot send what waits in the outbox")
         self._wanted = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -188,13 +189,14 @@ class Relay(AsyncClosing):
             taken, held = held or await self._claim_now(), None
             if taken is not None:
                 held = await self._deal_with(taken, going_on=chained)
+            self._outage.over()
             if held is None and (chained or taken is None):
                 await self._rest_until_wanted()
 
         await keep_doing(
             *(look, Failures(self._persistence)),
             until=lambda: self._stopping,
-            on_failure=self._tell_trouble,
+            on_failure=self._outage.met,
             rest=self._rest,
         )
         if held is not None:
@@ -262,14 +264,6 @@ class Relay(AsyncClosing):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._wanted.wait()
-
-    def _tell_trouble(self, error: Exception, pause: float) -> None:
-        expected = isinstance(error, PenstockError) and error.retryable
-        _log.warning(
-            "Relay %s failed and tries again in %.1f s: %s",
-            *(self.name, pause, error),
-            exc_info=None if expected else error,
-        )
 
     async def _publish_and_renew(self, claim: Claim, outcomes: Outcomes, began: float) -> None:
         done = asyncio.Event()
@@ -385,16 +379,17 @@ class Relay(AsyncClosing):
     def _pause(self, topic: str, error: PenstockError | None) -> None:
         """Leave a topic alone for a while whose broker is out of reach, or no longer."""
         if error is None:
-            self._pauses.pop(topic, None)
+            if (past := self._pauses.pop(topic, None)) is not None:
+                past.outage.over()
             return
-        pause = self._pauses.setdefault(topic, _Pause(Failures(self._persistence)))
+        if topic not in self._pauses:
+            outage = Outage(_log, f"Topic {topic!r} is out of reach of relay {self.name}")
+            self._pauses[topic] = _Pause(Failures(self._persistence), outage)
+        pause = self._pauses[topic]
         now = asyncio.get_running_loop().time()
         delay = pause.failures.pause_after(error, now) or 0.0
         pause.until = now + delay
-        _log.warning(
-            "Topic %r is out of reach; relay %s tries again in %.1f s: %s",
-            *(topic, self.name, delay, _reason(error)),
-        )
+        pause.outage.met(error, delay)
 
     async def _settle(
         self, claim: Claim, outcomes: Outcomes, *, going_on: bool = False
@@ -437,6 +432,7 @@ class _Held:
 @dataclass(slots=True)
 class _Pause:
     failures: Failures
+    outage: Outage
     until: float = 0.0
 
 

@@ -20,6 +20,7 @@ from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.system import Ingestion, JobSystem
 from penstock.web import page, problems
 from penstock.web.access import Access
+from penstock.web.gauges import Gauges
 from penstock.web.health import Health
 from penstock.web.jobs_api import JobsApi
 from penstock.web.own_jobs import OwnJobs
@@ -56,6 +57,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
         return problems.problem(403, "This API answers programs and pages of this machine only")
 
     health = Health(system)
+    gauges = Gauges(ingestion)
 
     @get("/health", summary="Whether jobs can be taken", tags=["operation"])
     async def get_health() -> dict[str, str]:
@@ -68,7 +70,7 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
             from prometheus_client import generate_latest
         except ImportError:
             raise UnimplementedError("Metrics need prometheus-client on the server") from None
-        return generate_latest().decode()
+        return generate_latest().decode() + await gauges.text()
 
     # Each asks for the one before: what stands side by side is provided by a task each, which
     # costs more than all the rest of a request. The user comes first; nobody gets past that.

@@ -105,6 +105,8 @@ def _facts(job: OwnJob) -> str:
     facts += [f"{name} {job.info[key]}" for key, name in _INFO.items() if job.info.get(key)]
     if job.characters is not None:
         facts.append(f"{job.characters:,} characters")
+    if job.truncated:
+        facts.append("text cut at the limit")
     if job.language:
         facts.append(job.language)
     facts += [f"{name} {value}" for name, value in job.facts.items()]

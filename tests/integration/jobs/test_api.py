@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import socket
 import struct
@@ -901,6 +902,28 @@ async def test_metrics_are_what_an_observer_counted(quick):
     finally:
         for collector in set(REGISTRY._collector_to_names) - registry_before:
             REGISTRY.unregister(collector)
+
+
+async def test_metrics_say_how_old_the_outbox_is_and_how_far_the_read_model_is_behind(quick):
+    def value(text, name):
+        [found] = [line for line in text.splitlines() if line.startswith(f"penstock_jobs_{name} ")]
+        return float(found.split()[1])
+
+    async with api_on(quick, work=False) as (client, scene):
+        await scene.ingestion.relay.aclose()
+        await client.post("/jobs", json=JOB)
+        text = (await client.get("/metrics")).text
+        assert value(text, "outbox_pending") == 2
+        assert value(text, "outbox_oldest_age_seconds") > 0
+        assert value(text, "read_model_events_behind") == 0
+        scene.ingestion.projection._following.cancel()
+        await scene.system.pubsub.topic("job-events").delete()
+        text = (await client.get("/metrics")).text
+        assert math.isnan(value(text, "read_model_events_behind"))
+        assert value(text, "read_model_seconds_behind") > 0
+        await scene.system.database.aclose()
+        text = (await client.get("/metrics")).text
+        assert math.isnan(value(text, "outbox_pending"))
 
 
 def test_static_files_are_packaged():

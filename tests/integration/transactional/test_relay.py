@@ -408,7 +408,8 @@ async def test_a_relay_that_lost_its_claim_stops_publishing_what_it_has(url):
         assert await column(scene, "claimed_by", "a-0") == "thief"
 
 
-async def test_a_broker_out_of_reach_costs_no_attempts_and_then_everything_arrives(url):
+async def test_a_broker_out_of_reach_costs_no_attempts_and_then_everything_arrives(url, caplog):
+    caplog.set_level("INFO")
     down = [True]
     broker = Troubled(lambda draft: errors.UnavailableError("down") if down[0] else None)
     async with outbox_on(url, broker) as scene:
@@ -425,6 +426,9 @@ async def test_a_broker_out_of_reach_costs_no_attempts_and_then_everything_arriv
             f"{k}-{n}" for k in "am" for n in range(5)
         )
         assert await column(scene, "last_error", "a-0") is None
+    # However often it was tried: that it began, and that it is over.
+    told = [r.levelname for r in caplog.records if "out of reach of relay" in r.getMessage()]
+    assert told == ["WARNING", "INFO"]
 
 
 async def test_one_topic_out_of_reach_does_not_hold_up_another(url):

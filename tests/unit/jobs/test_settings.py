@@ -161,3 +161,32 @@ def test_secrets_are_not_shown():
         api={"tokens": {"hunter22-hunter22": "user-1"}},
     )
     assert "hunter22" not in repr(settings) + repr(settings.media) + repr(settings.api)
+
+
+def test_every_setting_may_be_in_a_file_as_containers_are_given_their_secrets(tmp_path):
+    key, tokens = tmp_path / "key", tmp_path / "tokens"
+    key.write_text("a secret\n")
+    tokens.write_text('{"a-token-of-user-one": "user-1"}')
+    settings = load_settings(
+        environ={
+            "PENSTOCK_MEDIA__YOUTUBE_API_KEY_FILE": str(key),
+            "PENSTOCK_API__TOKENS_FILE": str(tokens),
+            "SOMEBODY_ELSES_FILE": "/nowhere",
+        }
+    )
+    assert settings.media.youtube_api_key == "a secret"
+    assert settings.api.tokens == {"a-token-of-user-one": "user-1"}
+
+
+def test_a_file_that_a_secret_cannot_be_read_from_is_named_with_its_variable(tmp_path):
+    variable = "PENSTOCK_DATABASE_FILE"
+    contents = {"empty": b"\n", "binary": b"hush \xff", "huge": b"hush" * 2**19}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for name in ("missing", ".", *contents):
+        with pytest.raises(InvalidArgumentError, match=variable) as caught:
+            load_settings(environ={variable: str(tmp_path / name)})
+        assert "hush" not in str(caught.value)
+    both = {variable: str(tmp_path / "missing"), "PENSTOCK_DATABASE": "sqlite://"}
+    with pytest.raises(InvalidArgumentError, match="both set"):
+        load_settings(environ=both)

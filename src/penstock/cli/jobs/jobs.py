@@ -49,7 +49,7 @@ def serve(
     if settings.media.root is not None:
         _make_folder(Path(settings.media.root))
     say_used(settings)
-    run_until_stopped(lambda stop: _serve(settings, workers, stop))
+    run_until_stopped(lambda stop: _serve(settings, workers, stop), log_json=options.log_json)
 
 
 def _make_folder(root: Path) -> None:

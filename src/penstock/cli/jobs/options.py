@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 MEDIA_REFERENCE = "penstock.jobs.pipeline.media:MEDIA"
 MetricsPort = Annotated[
     int | None,
-    typer.Option(min=0, max=65_535, help="Serve Prometheus metrics on 127.0.0.1; 0: a free port."),
+    typer.Option(min=0, max=65_535, help="Serve /metrics, /live and /ready there; 0: a free port."),
 ]
+MetricsHost = Annotated[str, typer.Option(help="The address for --metrics-port.")]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class SettingsOptions:
     config: Path | None
     pipeline: str
     given: dict[str, Any]
+    log_json: bool = False
 
     def load(self, **own: Any) -> JobSettings:
         """The settings, with what the command has to say itself, for processes that share them."""
@@ -65,10 +67,16 @@ def _settings_options(
     url: Annotated[str | None, typer.Option(help="The broker, such as local://DIR.")] = None,
     database: Annotated[str | None, typer.Option(help="Where jobs are kept.")] = None,
     media: Annotated[Path | None, typer.Option(help="The media folder.")] = None,
+    log_json: Annotated[
+        bool,
+        typer.Option(
+            "--log-json", help="Logs as JSON lines.", envvar="PENSTOCK_LOG_JSON", show_envvar=True
+        ),
+    ] = False,
 ) -> AbstractContextManager[SettingsOptions]:
     root = str(media.absolute()) if media else None
     given = {"url": url, "database": database, "media": {"root": root}}
-    return nullcontext(SettingsOptions(config, pipeline, given))
+    return nullcontext(SettingsOptions(config, pipeline, given, log_json))
 
 
 def pipeline_here(reference: str) -> Pipeline:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.brokers.broker import moment, print_json
-from penstock.cli.jobs.metrics import serving_metrics
+from penstock.cli.jobs.metrics import Readiness, serving_metrics_beside
 from penstock.cli.jobs.options import (
     MEDIA_REFERENCE,
+    MetricsHost,
     MetricsPort,
     SettingsOptions,
     pipeline_here,
@@ -74,11 +75,14 @@ def run(
     py_files: Files = None,
     environment: Environment = None,
     metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
 ) -> None:
     """Run until interrupted: SIGTERM and Ctrl-C let the batches that run come to their end."""
     options = _options(common, checkpoints, history, stages) | {"trigger": trigger}
-    with serving_metrics(metrics_port):
-        _run(common.load(), _Spark(master, remote, conf, py_files, environment), options, once=None)
+    log_to_terminal(as_json=common.log_json)
+    how = _Spark(master, remote, conf, py_files, environment)
+    with serving_metrics_beside(metrics_host, metrics_port) as readiness:
+        _run(common.load(), how, options, once=None, readiness=readiness)
 
 
 @pipeline.command()
@@ -103,6 +107,7 @@ def backfill(
 
     part = Part(since=moment(since), jobs=job or ())
     options = _options(common, checkpoints, history, stages)
+    log_to_terminal(as_json=common.log_json)
     _run(common.load(), _Spark(master, remote, conf, py_files, environment), options, once=part)
 
 
@@ -210,7 +215,14 @@ class _Spark:
         return [str(file.absolute()) for file in self.files or ()]
 
 
-def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: Part | None) -> None:
+def _run(
+    settings: JobSettings,
+    how: _Spark,
+    options: dict[str, Any],
+    *,
+    once: Part | None,
+    readiness: Readiness | None = None,
+) -> None:
     from pyspark.errors import PySparkException
 
     from penstock.spark import session
@@ -220,7 +232,6 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: P
     from penstock.spark.reasons import reason_of
     from penstock.spark.session.starting import add_modules, master_of
 
-    log_to_terminal()
     # All that can be wrong is said before Spark, which takes its time, is started.
     chosen = PipelineOptions(**options)
     config, modules = how.config(), how.modules()
@@ -238,6 +249,8 @@ def _run(settings: JobSettings, how: _Spark, options: dict[str, Any], *, once: P
         made = SparkPipeline(spark, settings, chosen)
         _stop_on_signals(made)
         typer.echo(f"Running {', '.join(queries)}.")
+        if readiness is not None:
+            readiness.lacks = None
         if once is not None:
             made.backfill(once)
             typer.echo("All that was there is done.")

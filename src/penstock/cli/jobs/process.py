@@ -6,20 +6,27 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from penstock.cli.apps.log_lines import JsonLines
 from penstock.cli.ending import Ending
 
 _CHATTY = ("alembic", "faster_whisper", "httpx", "py4j", "uvicorn")
 
 
-def log_to_terminal() -> None:
+def log_to_terminal(*, as_json: bool = False) -> None:
+    """To standard error: for people, or a JSON object a line with all fields for machines."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if as_json:
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
     for chatty in _CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
-def run_until_stopped(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+def run_until_stopped(
+    work: Callable[[asyncio.Event], Awaitable[None]], *, log_json: bool = False
+) -> None:
     """Run until SIGINT or SIGTERM, which end it in order; a second one ends it at once."""
-    log_to_terminal()
+    log_to_terminal(as_json=log_json)
 
     async def main(ending: Ending) -> None:
         stop = asyncio.Event()
