@@ -1,5 +1,6 @@
 """The messages of one task, without Spark around them."""
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -9,12 +10,15 @@ import pytest
 from penstock.errors import FailedPreconditionError
 from penstock.jobs import MEDIA, Done, JobStage, MediaType, Retry, load_settings
 from penstock.jobs.incoming import Incoming
+from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.processing import Processing
 from penstock.jobs.service import JobService
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import JobObserver
 from penstock.media import MediaError
 from penstock.spark.jobs.partition import Partition
+from penstock.spark.jobs.places import prepare_database
+from penstock.spark.jobs.runner import Workplace
 from penstock.transactional import Database
 from tests.support.job_scenes import INFO
 
@@ -135,3 +139,37 @@ async def test_a_failure_that_may_pass_is_sent_again_and_counted(tmp_path):
         record = await store.get(ids[0])
         assert (record.job.stage, record.attempts, record.trying) == (JobStage.QUEUED, 1, False)
         assert await store.outbox.pending() == before + 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "media"),
+    [
+        ("metadata", {"root": None}),
+        ("metadata", {"root": "/nowhere/at/all"}),
+        ("transcription", {"root": "/", "model": "/nowhere/at/all"}),
+    ],
+)
+def test_a_stage_that_cannot_work_where_its_task_runs_fails_the_batch_and_no_job(
+    tmp_path, stage, media
+):
+    settings = load_settings(environ={}, database=f"sqlite:///{tmp_path}/jobs.db", media=media)
+
+    async def asked():
+        async with store_in(tmp_path) as store:
+            return await asked_for(store, "a.wav")
+
+    async def kept(ids):
+        async with store_in(tmp_path) as store:
+            return [await store.get(job_id) for job_id in ids]
+
+    identity = asyncio.run(prepare_database(settings))
+    ids, messages = asyncio.run(asked())
+    workplace = Workplace(settings.to_json(), MEDIA_REFERENCE, identity)
+    try:
+        for _ in range(7):
+            with pytest.raises(MediaError, match="configuration"):
+                workplace.runner().run(stage, messages)
+    finally:
+        workplace.leave()
+    (record,) = asyncio.run(kept(ids))
+    assert (record.job.stage, record.attempts) == (JobStage.QUEUED, 0)
