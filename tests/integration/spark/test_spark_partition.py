@@ -1,5 +1,6 @@
 """The messages of one task, without Spark around them."""
 
+import asyncio
 import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -11,12 +12,15 @@ from sqlalchemy import Engine, event
 from penstock.errors import FailedPreconditionError
 from penstock.jobs import MEDIA, Done, JobStage, MediaType, Retry, load_settings
 from penstock.jobs.incoming import Incoming
+from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.processing import Processing
 from penstock.jobs.service import JobService
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import JobObserver
 from penstock.media import MediaError
 from penstock.spark.jobs.partition import Partition
+from penstock.spark.jobs.places import prepare_database
+from penstock.spark.jobs.runner import Workplace
 from penstock.transactional import Database
 from tests.support.job_scenes import INFO
 
@@ -224,3 +228,37 @@ async def test_whatever_breaks_the_batch_does_not_lose_what_was_done_before(tmp_
             await partition(store, handler, concurrency=1).run(messages)
         assert raised.group_contains(Broken)
         assert await stages(store, ids) == [JobStage.METADATA_READY, JobStage.QUEUED]
+
+
+@pytest.mark.parametrize(
+    ("stage", "media"),
+    [
+        ("metadata", {"root": None}),
+        ("metadata", {"root": "/nowhere/at/all"}),
+        ("transcription", {"root": "/", "model": "/nowhere/at/all"}),
+    ],
+)
+def test_a_stage_that_cannot_work_where_its_task_runs_fails_the_batch_and_no_job(
+    tmp_path, stage, media
+):
+    settings = load_settings(environ={}, database=f"sqlite:///{tmp_path}/jobs.db", media=media)
+
+    async def asked():
+        async with store_in(tmp_path) as store:
+            return await asked_for(store, "a.wav")
+
+    async def kept(ids):
+        async with store_in(tmp_path) as store:
+            return [await store.get(job_id) for job_id in ids]
+
+    identity = asyncio.run(prepare_database(settings))
+    ids, messages = asyncio.run(asked())
+    workplace = Workplace(settings.to_json(), MEDIA_REFERENCE, identity)
+    try:
+        for _ in range(7):
+            with pytest.raises(MediaError, match="configuration"):
+                workplace.runner().run(stage, messages)
+    finally:
+        workplace.leave()
+    (record,) = asyncio.run(kept(ids))
+    assert (record.job.stage, record.attempts) == (JobStage.QUEUED, 0)
