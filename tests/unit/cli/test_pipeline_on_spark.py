@@ -37,7 +37,11 @@ def invoke(tmp_path, monkeypatch, *arguments):
         (["--conf", "executor.memory"], "--conf takes a setting of Spark"),
         (["--py-files", "nowhere.py"], "there is no file 'nowhere.py'"),
         (["--stages", "laundry"], "Stages are metadata, transcription, projection"),
-        (["--master", "spark://far:7077"], "SQLite is a file of this machine"),
+        (["--master", "spark://far:7077"], "local:// is a server of this machine"),
+        (
+            ["--master", "spark://far:7077", "--url", "nats://far"],
+            "SQLite is a file of this machine",
+        ),
         (["--url", "memory://"], "local:///DIR"),
     ],
 )
