@@ -78,4 +78,4 @@ def test_settings_of_spark_reach_the_session(started, tmp_path, monkeypatch):
     done = invoke(tmp_path, monkeypatch, "--conf", "spark.executor.memory=4g", "--master", "local")
     assert done.exit_code == 0, done.output
     (_, master), options = started[0]
-    assert (master, options["config"]) == ("local", {"spark.executor.memory": "4g"})
+    assert (master, options["config"]["spark.executor.memory"]) == ("local", "4g")
