@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -81,32 +81,31 @@ async def _running() -> AsyncIterator[tuple[JobSystem, Ingestion]]:
 
 
 class Spent:
-    """What the ways cost together: CPU of this process, statements and transactions, by job."""
+    """What jobs cost while it is entered: CPU of this process, statements and transactions."""
 
     def __init__(self) -> None:
         self._cpu: list[float] = []
         self._told: Counter[str] = Counter()
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._told.clear()
         event.listen(Engine, "before_cursor_execute", self._tell)
+        self._began = time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._cpu.append(time.process_time() - self._began)
+        event.remove(Engine, "before_cursor_execute", self._tell)
 
     def _tell(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
         self._told["statements"] += 1
         self._told["transactions"] += statement.startswith("BEGIN IMMEDIATE")
 
-    def watching(self, way: Callable[[], Awaitable[float]]) -> Callable[[], Awaitable[float]]:
-        async def watched() -> float:
-            before, began = self._told.copy(), time.process_time()
-            seconds = await way()
-            self._cpu.append((time.process_time() - began) / JOBS)
-            self._last = self._told - before
-            return seconds
-
-        return watched
-
     def __str__(self) -> str:
-        each = {name: count / JOBS for name, count in self._last.items()}
         return (
-            f"{min(self._cpu) * 1e6:,.0f} µs of CPU, {each.get('statements', 0):.2f} statements, "
-            f"{each.get('transactions', 0):.3f} transactions a job"
+            f"{min(self._cpu) / JOBS * 1e6:,.0f} µs of CPU, "
+            f"{self._told['statements'] / JOBS:.2f} statements, "
+            f"{self._told['transactions'] / JOBS:.3f} transactions a job"
         )
 
 
@@ -116,6 +115,7 @@ class Ways:
         self._ingestion = ingestion
         self._address = address
         self._runs = 0
+        self.asking, self.working = Spent(), Spent()
 
     async def store_alone(self) -> float:
         """The rows of a job that is asked for, three, written by hand: as many jobs a transaction
@@ -159,7 +159,8 @@ class Ways:
             await writer.wait_closed()
 
         began = time.perf_counter()
-        await asyncio.gather(*(ask() for _ in range(CLIENTS)))
+        with self.asking:
+            await asyncio.gather(*(ask() for _ in range(CLIENTS)))
         return (time.perf_counter() - began) / JOBS
 
     async def from_request_to_transcript(self) -> float:
@@ -176,11 +177,12 @@ class Ways:
                 *(submit("bench-user", MediaType.AUDIO, "a.wav") for _ in range(JOBS))
             )
             done = 0
-            async for view in watcher:
-                done += view is not None and MEDIA.is_end(view.stage)
-                if done == JOBS:
-                    break
-            await asking
+            with self.working:
+                async for view in watcher:
+                    done += view is not None and MEDIA.is_end(view.stage)
+                    if done == JOBS:
+                        break
+                await asking
             return (time.perf_counter() - began) / JOBS
 
     async def _quiet(self) -> None:
@@ -227,13 +229,12 @@ async def main() -> bool:
             serve(app, "127.0.0.1", 0, on_ready=ready.set_result, stop=stop)
         )
         ways = Ways(system, ingestion, await ready)
-        accepting, working = Spent(), Spent()
         figures = await interleaved(
             REPEATS,
             broker=ways.broker_alone,
             store=ways.store_alone,
-            api=accepting.watching(ways.asked_through_the_api),
-            whole=working.watching(ways.from_request_to_transcript),
+            api=ways.asked_through_the_api,
+            whole=ways.from_request_to_transcript,
         )
         idle_api = await _idle()
         async with AsyncExitStack() as stack:
@@ -255,8 +256,8 @@ async def main() -> bool:
                 *(figures["whole"], broker, "the broker's"),
             ),
             _row("", figures["whole"], store, "the store's"),
-            Row(what="asking costs, client included", value="", spread=str(accepting)),
-            Row(what="request to transcript costs", value="", spread=str(working)),
+            Row(what="asking costs, client included", value="", spread=str(ways.asking)),
+            Row(what="request to transcript costs", value="", spread=str(ways.working)),
             Row(what="an idle API", value=f"{idle_api:.2%} of a core"),
             Row(what="an idle API and its workers", value=f"{idle_all:.2%} of a core"),
         ],

@@ -37,6 +37,8 @@ _log = logging.getLogger("penstock.jobs")
 # A client that asks again with its key is answered from the jobs; messages need not be kept long.
 _REMEMBERED = 7 * 86_400.0
 _CLEAN_EVERY = 600.0
+# A commit wakes the relay of its own process: looks are for what a process left that died.
+_LOOK_EVERY = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +164,7 @@ async def job_system(
             pubsub = await enter(PubSub(settings.url))
         database = await enter(Database(settings.database))
         client = await enter(PubSubClient(pubsub, settings, observer))
-        relay = await enter(relaying(database, pubsub, client.observer))
+        relay = await enter(relaying(database, pubsub, client.observer, poll=_LOOK_EVERY))
         store = ProcessingJobStore(database, settings, on_commit=relay.wake)
         yield JobSystem(
             settings=settings,
