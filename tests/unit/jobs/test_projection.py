@@ -257,3 +257,18 @@ async def test_whatever_is_missing_of_what_jobs_need_is_named_and_made_again(cap
         await asyncio.sleep(11)
         assert await missing(client) == []
     assert "Missing: topic 'job-processing'" in caplog.text
+
+
+async def test_a_broker_that_does_not_answer_keeps_nobody_waiting_who_asks_how_it_is():
+    broker, views = MemoryBroker(VirtualClock()), JobViews()
+
+    async def hangs(_):
+        await asyncio.Event().wait()
+
+    async with projected(broker, views) as projection:
+        broker.log.extent = hangs
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        lag = await projection.lag()
+        assert lag.events is None and "cannot be followed" in lag.trouble
+        assert loop.time() - began < 5
