@@ -851,6 +851,7 @@ async def test_health_names_what_jobs_need_and_is_not_there(quick, monkeypatch):
         assert "topic 'job-processing'" in answer.json()["detail"]
 
 
+@pytest.mark.timeout(180)  # On a busy machine pauses between attempts add up.
 async def test_topics_that_are_lost_under_a_running_api_are_made_again(place, monkeypatch):
     """Its workers find their subscriptions again, and jobs that are asked for meanwhile wait."""
     monkeypatch.setattr("penstock.jobs.messaging.keeping._LOOK_EVERY", 2.0)
