@@ -827,9 +827,32 @@ async def test_health_says_which_part_is_gone(quick, part, caplog):
         assert "db.internal" not in answer.text and "db.internal" in caplog.text
 
 
-async def test_topics_that_are_lost_under_a_running_api_are_named_and_made_again(
-    place, monkeypatch
-):
+@pytest.mark.parametrize("part", ["database", "broker"])
+async def test_health_does_not_wait_for_a_part_that_does_not_answer(quick, part, monkeypatch):
+    monkeypatch.setattr("penstock.web.health._WITHIN", 0.1)
+
+    async def hangs():
+        await asyncio.Event().wait()
+
+    async with api_on(quick, work=False) as (client, scene):
+        broker = await scene.system.pubsub.broker()
+        {"database": scene.system.database, "broker": broker}[part].ping = hangs
+        answer = await client.get("/health")
+        assert answer.status_code == 503
+        assert f"The {part} cannot be reached" in answer.json()["detail"]
+
+
+async def test_health_names_what_jobs_need_and_is_not_there(quick, monkeypatch):
+    monkeypatch.setattr("penstock.jobs.messaging.keeping._LOOK_EVERY", 3600.0)
+    async with api_on(quick, work=False) as (client, scene):
+        await scene.system.pubsub.topic("job-processing").delete()
+        answer = await client.get("/health")
+        assert answer.status_code == 503
+        assert "topic 'job-processing'" in answer.json()["detail"]
+
+
+@pytest.mark.timeout(180)  # On a busy machine pauses between attempts add up.
+async def test_topics_that_are_lost_under_a_running_api_are_made_again(place, monkeypatch):
     """Its workers find their subscriptions again, and jobs that are asked for meanwhile wait."""
     monkeypatch.setattr("penstock.jobs.messaging.keeping._LOOK_EVERY", 2.0)
     async with api_on(place) as (client, scene):
@@ -837,9 +860,6 @@ async def test_topics_that_are_lost_under_a_running_api_are_named_and_made_again
         await scene.ended(before.json()["jobId"])
         for topic in ("job-processing", "job-events"):
             await scene.system.pubsub.topic(topic).delete()
-        answer = await client.get("/health")
-        assert answer.status_code == 503
-        assert "topic 'job-processing'" in answer.json()["detail"]
         made = await client.post("/jobs", json=JOB)
         assert made.status_code == 202
         assert (await scene.ended(made.json()["jobId"])).stage is JobStage.TRANSCRIPT_COMPLETE

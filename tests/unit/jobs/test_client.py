@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock import Draft, PubSub
-from penstock.errors import ClosedError
+from penstock.brokers.memory import MemoryBroker
+from penstock.errors import ClosedError, UnavailableError
 from penstock.jobs import (
     Done,
     JobStage,
@@ -17,7 +18,8 @@ from penstock.jobs import (
     decode_job,
     load_settings,
 )
-from penstock.testing import eventually
+from penstock.jobs.messaging.listening import Listener
+from penstock.testing import VirtualClock, eventually
 from tests.support.job_samples import EVENTS, JOBS
 
 JOB = JOBS["audio"]
@@ -100,3 +102,32 @@ async def test_req_1_5_what_is_no_job_is_buried_or_tried_again_as_configured(inv
         [letter] = [one async for one in client.pubsub.dead_letters("job-processing-dead").read()]
         assert (letter.reason, letter.attempt) == ("unknown-media-type", attempt)
         assert (letter.data, letter.origin.subscription) == (b"{", "job-metadata")
+
+
+async def test_a_subscription_that_cannot_be_received_from_is_told_once(caplog):
+    """However often it is tried, and once more when it has worked for a while."""
+    caplog.set_level("INFO")
+    broker = MemoryBroker(VirtualClock())
+    pull, away = broker.pull, [True]
+
+    async def pulls(*args, **most):
+        if away[0]:
+            raise UnavailableError("away")
+        return await pull(*args, **most)
+
+    broker.pull = pulls
+
+    async def handle(message):
+        message.ack()
+
+    async with PubSub(broker=broker, clock=VirtualClock()) as pubsub:
+        topic = pubsub.topic("work")
+        await topic.create()
+        subscription = topic.subscription("stage")
+        await subscription.create()
+        async with Listener(subscription, handle, name="stage metadata"):
+            await asyncio.sleep(120)
+            away[0] = False
+            await asyncio.sleep(120)
+    told = [r.levelname for r in caplog.records if "cannot receive from 'stage'" in r.getMessage()]
+    assert told == ["WARNING", "INFO"]

@@ -307,3 +307,18 @@ async def test_what_another_process_says_after_a_quiet_time_is_taken_in_within_a
         await broker.publish("job-events", [encode_event(EVENT)])
         await asyncio.sleep(1.05)
         assert await views.get(EVENT.job_id) is not None
+
+
+async def test_a_broker_that_does_not_answer_keeps_nobody_waiting_who_asks_how_it_is():
+    broker, views = MemoryBroker(VirtualClock()), JobViews()
+
+    async def hangs(_):
+        await asyncio.Event().wait()
+
+    async with projected(broker, views) as projection:
+        broker.log.extent = hangs
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        lag = await projection.lag()
+        assert lag.events is None and "cannot be followed" in lag.trouble
+        assert loop.time() - began < 5

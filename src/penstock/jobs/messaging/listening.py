@@ -11,12 +11,14 @@ from typing import Self
 from penstock.errors import ClosedError
 from penstock.lifetime import AsyncClosing
 from penstock.message import Message
-from penstock.retrying import Failures, Persistence, always
+from penstock.retrying import Failures, Outage, Persistence, always
 from penstock.rules.backoff import Backoff
 from penstock.subscribing import Subscription
 
 _log = logging.getLogger("penstock.jobs")
 _LOOK = 1.0
+# Seconds without an error after which an outage is over: while it lasts, pulls fail more often.
+_QUIET = 30.0
 _REOPEN = Backoff(initial=1.0, maximum=30.0)
 
 
@@ -41,6 +43,8 @@ class Listener(AsyncClosing):
         self._name = name
         self._drain = drain
         self._watching: asyncio.Task[None] | None = None
+        self._outage = Outage(_log, f"{name} cannot receive from {subscription.name!r}")
+        self._erred = 0.0
         subscription.on("message", handle)
         subscription.on("error", self._on_error)
 
@@ -66,6 +70,8 @@ class Listener(AsyncClosing):
             await asyncio.sleep(pause)
             if self.subscription.is_open:
                 failures.clear()
+                if loop.time() - self._erred > _QUIET:
+                    self._outage.over()
                 pause = min(_LOOK, _REOPEN.initial)
                 continue
             ended = ClosedError(f"Subscription {self.subscription.name!r} ended")
@@ -77,7 +83,8 @@ class Listener(AsyncClosing):
             self.subscription.open()
 
     def _on_error(self, error: Exception) -> None:
-        _log.warning("%s: subscription %r: %s", self._name, self.subscription.name, error)
+        self._erred = asyncio.get_running_loop().time()
+        self._outage.met(error)
 
 
 class Listeners:

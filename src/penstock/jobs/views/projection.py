@@ -39,6 +39,8 @@ _WATCHER_BUFFER = 1000
 # nobody watches and nothing happens the pause grows, until something does.
 _POLL = 0.1
 _IDLE_POLL = 1.0
+# Seconds that whoever asks how it is waits for a broker that is away.
+_ANSWERS_WITHIN = 2.0
 # Whatever the trouble is: a read model that stands still in silence is worse.
 _TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=always)
 
@@ -115,8 +117,9 @@ class Projection:
             return Lag(events=waits.messages, seconds=waits.oldest_age) if waits else Lag()
         since = asyncio.get_running_loop().time() - self._caught_up
         try:
-            extent = await broker.log.extent(self._topic)
-        except PenstockError as error:
+            async with asyncio.timeout(_ANSWERS_WITHIN):
+                extent = await broker.log.extent(self._topic)
+        except (PenstockError, TimeoutError) as error:
             return Lag(seconds=since, trouble=self._told(error))
         if self._is_another(extent):
             return Lag(seconds=since, trouble=f"Topic {self._topic!r} is another one than before")
