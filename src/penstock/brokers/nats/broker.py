@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 from penstock.broker import Capabilities
@@ -48,7 +50,7 @@ from penstock.rules.filters import parse_filter
 from penstock.rules.repeats import repeats
 
 # On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
-_ACK, _RELEASE = Verb.ACK, Verb.RELEASE
+_ACK, _RELEASE, _SUCCESS = Verb.ACK, Verb.RELEASE, AckResponse.SUCCESS
 
 
 class NatsBroker:
@@ -103,6 +105,8 @@ class NatsBroker:
         self._loans: dict[tuple[str, str], Loans] = {}
         self._pushed: dict[tuple[str, str], PushInbox] = {}
         self._ordered: dict[tuple[str, str], OrderedQueue] = {}
+        # And by sequence: whether the server has confirmed that a message is done.
+        self._acking: dict[tuple[str, str], dict[int, asyncio.Future[bool]]] = {}
         self._catalogue.on_forget = self._forget
         self._catalogue.on_change = self._reconfigure
         connection.on_denied = self._denied
@@ -261,6 +265,8 @@ class NatsBroker:
         deliveries = taken
         queue = self._ordered.get(consumer.key)
         try:
+            if consumer.config.enable_exactly_once_delivery:
+                deliveries = await self._not_done(consumer, deliveries)
             if consumer.config.filter:
                 deliveries = await self._filtered(consumer, deliveries)
             if consumer.config.dead_letter_policy is not None:
@@ -277,6 +283,34 @@ class NatsBroker:
                 if delivery.record.sequence not in kept:
                     queue.settled(delivery.record.sequence, b"+ACK")
         return deliveries
+
+    async def _not_done(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
+        """Without those that came again while the server was being told that they are done: whoever
+        hears that this is so must not see them again."""
+        confirmed = self._acking.get(consumer.key, {})
+        kept: list[Delivery] = []
+        for delivery in deliveries:
+            done = confirmed.get(delivery.record.sequence)
+            if done is None or not await asyncio.shield(done):
+                kept.append(delivery)
+        return kept
+
+    @contextmanager
+    def _confirming(self, consumer: Consumer, acks: list[tuple[bytes, bytes]]) -> Iterator[None]:
+        """Around telling the server; what is not confirmed by the end of it is not done."""
+        confirmed = self._acking.setdefault(consumer.key, {})
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        sequences = [sequence for sequence, answer in _told(acks) if answer == b"+ACK"]
+        confirmed.update(dict.fromkeys(sequences, done))
+        try:
+            yield
+            done.set_result(True)
+        finally:
+            if not done.done():
+                done.set_result(False)
+            for sequence in sequences:
+                if confirmed.get(sequence) is done:
+                    del confirmed[sequence]
 
     async def _filtered(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
         """JetStream knows no attributes: what does not match is acked here."""
@@ -295,7 +329,7 @@ class NatsBroker:
         config = consumer.config
         foreign = foreign_ids(consumer, settlements)
         loans = self._loans.get(consumer.key) if needs_loans(config) else None
-        responses = [AckResponse.SUCCESS] * len(settlements)
+        responses = [_SUCCESS] * len(settlements)
         acks: list[tuple[bytes, bytes]] = []
         now = self._clock.monotonic()
         answered: list[Settlement] = []
@@ -322,7 +356,8 @@ class NatsBroker:
             if queue is not None:
                 for sequence, answer in _told(acks):
                     queue.settling(sequence, answer)
-            await self._pulling.write_acks_and_wait(acks)
+            with self._confirming(consumer, acks):
+                await self._pulling.write_acks_and_wait(acks)
         elif acks:
             await self._pulling.write_acks(acks)
         # Only now: a call that fails is made again, and must find them as they were.

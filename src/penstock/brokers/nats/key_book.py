@@ -192,8 +192,13 @@ class KeyBook:
         return self._held.pop(sequence)
 
     def next_return(self) -> float | None:
-        """When the first of what will come again is due, or was."""
-        return min(self.returning.values(), default=None)
+        """When the first is due, or was, of what will come again and others wait for: what only
+        waits its turn behind others may be away as long as it likes."""
+        return min((due for s, due in self.returning.items() if self._is_first(s)), default=None)
+
+    def _is_first(self, sequence: int) -> bool:
+        key = self._keys.get(sequence)
+        return key is None or self._open[key][0] == sequence
 
     def ack_ids(self) -> list[str]:
         """Of what waits here."""

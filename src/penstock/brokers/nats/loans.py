@@ -26,16 +26,21 @@ class Loans:
         self.ack_deadline = config.ack_deadline
         self._ends: Deadlines[str] = Deadlines()
         self._records: dict[str, Record] = {}
+        self._latest: dict[int, str] = {}
         self.moved: set[str] = set()
 
     def begin(self, deliveries: list[Delivery], now: float) -> None:
         self._forget_expired(now)
         self._ends.add(now + self.ack_deadline, [d.ack_id for d in deliveries])
         self._records.update((d.ack_id, d.record) for d in deliveries)
+        self._latest.update((d.record.sequence, d.ack_id) for d in deliveries)
 
     def is_open(self, ack_id: str, now: float) -> bool:
-        ends = self._ends.due(ack_id)
-        return ends is not None and ends > now
+        """It is ours to settle: not settled, not over, and it has not come again."""
+        ends, record = self._ends.due(ack_id), self._records.get(ack_id)
+        if ends is None or record is None or ends <= now:
+            return False
+        return self._latest.get(record.sequence) == ack_id
 
     def record(self, ack_id: str) -> Record | None:
         return self._records.get(ack_id)
@@ -45,13 +50,17 @@ class Loans:
             self._ends.add(now + self.ack_deadline, [settlement.ack_id])
         else:
             self._ends.discard(settlement.ack_id)
-            self._records.pop(settlement.ack_id, None)
-            self.moved.discard(settlement.ack_id)
+            self._forget(settlement.ack_id)
 
     def _forget_expired(self, now: float) -> None:
         for ack_id in self._ends.pop_due(now):
-            self._records.pop(ack_id, None)
-            self.moved.discard(ack_id)
+            self._forget(ack_id)
+
+    def _forget(self, ack_id: str) -> None:
+        record = self._records.pop(ack_id, None)
+        if record is not None and self._latest.get(record.sequence) == ack_id:
+            del self._latest[record.sequence]
+        self.moved.discard(ack_id)
 
 
 def needs_loans(config: SubscriptionConfig) -> bool:

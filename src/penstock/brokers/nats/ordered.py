@@ -299,9 +299,11 @@ class OrderedQueue:
             self._pin = pin
             self._begin_anew()
         delivery = self._decode(self._consumer, (subject, reply, block, payload))
-        # The server hands over what came back before what is new: there may be more of it.
-        self._comes_back = delivery.delivery_attempt > 1
-        if self._comes_back:
+        # The server hands over what came back before what is new: there may be more of it. Not if
+        # it is what we gave back: to ask for that brings what is new, which goes back in its place.
+        comes_back = delivery.delivery_attempt > 1
+        self._comes_back = comes_back and delivery.record.sequence not in self._book.returning
+        if comes_back:
             self._in_vain = 0.0
         self._book.arrive(delivery)
         self._renew_soon()

@@ -1,12 +1,22 @@
 """Whose an ack id is, and until when."""
 
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.brokers.nats.broker import NatsBroker
 from penstock.brokers.nats.loans import Loans
+from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.config import SubscriptionConfig
-from penstock.message import Delivery, Record, Settlement, Verb
+from penstock.errors import UnavailableError
+from penstock.message import AckResponse, Delivery, Record, Settlement, Verb
+from penstock.testing import VirtualClock, settled
 
 
 def lent(ack_id):
-    record = Record(1, ack_id, b"", {}, None, "orders", 0)
+    # Deliveries of a message are a, a2, a3.
+    record = Record(ord(ack_id[0]), ack_id, b"", {}, None, "orders", 0)
     return Delivery(record, ack_id, 1, 10.0)
 
 
@@ -38,3 +48,83 @@ def test_what_has_expired_is_forgotten_when_more_is_lent():
     held.begin([lent("b")], 10.0)
     assert held.record("a") is None
     assert held.record("b") is not None
+
+
+def test_only_the_latest_delivery_of_a_message_is_open():
+    held = loans("a")
+    held.begin([lent("a2")], 1.0)
+    assert not held.is_open("a", 2.0)
+    assert held.is_open("a2", 2.0)
+    held.settled(Settlement("a", Verb.ACK), 2.0)
+    assert held.is_open("a2", 2.0), "an answer to a stale delivery settles nothing"
+
+
+def test_memory_follows_the_loans_that_are_open():
+    held = loans("a", "b")
+    held.begin([lent("a2")], 1.0)
+    held.settled(Settlement("a2", Verb.ACK), 2.0)
+    held.begin([lent("c")], 20.0)
+    held.settled(Settlement("c", Verb.ACK), 20.0)
+    assert not held._latest and not held._records
+
+
+class Pulling:
+    """A server that confirms acks when it is told to, or never."""
+
+    def __init__(self):
+        self.confirms = asyncio.get_running_loop().create_future()
+
+    async def write_acks_and_wait(self, acks):
+        await self.confirms
+
+
+def delivery(attempt):
+    ack_id = f"$JS.ACK.orders.billing.{attempt}.1.{attempt}.1700000000000000000.0"
+    return Delivery(Record(1, "m", b"", {}, None, "orders", 0), ack_id, attempt, 10.0)
+
+
+def exactly_once_broker():
+    """One that has lent a message for the first time."""
+    config = SubscriptionConfig(name="billing", topic="orders", enable_exactly_once_delivery=True)
+    consumer = Consumer("orders", "billing", config)
+
+    async def known(_subscription):
+        return consumer
+
+    broker = NatsBroker.__new__(NatsBroker)
+    broker._connection = SimpleNamespace(wire=SimpleNamespace(check_open=lambda: None))
+    broker._catalogue = SimpleNamespace(consumer=known)
+    broker._clock, broker._pulling = VirtualClock(), Pulling()
+    broker._ordered, broker._acking, broker._loans = {}, {}, {}
+    broker._remember(consumer, [delivery(1)])
+    return broker, consumer
+
+
+async def test_what_comes_again_while_its_ack_is_confirmed_is_not_handed_over():
+    broker, consumer = exactly_once_broker()
+    acking = asyncio.ensure_future(
+        broker.settle("billing", [Settlement(delivery(1).ack_id, Verb.ACK)])
+    )
+    await settled()
+    pulled = asyncio.ensure_future(broker._sifted(consumer, [delivery(2)]))
+    await settled()
+    assert not pulled.done()
+    broker._pulling.confirms.set_result(None)
+    assert await acking == [AckResponse.SUCCESS]
+    assert await pulled == []
+    assert await broker._sifted(consumer, [delivery(3)]) == [delivery(3)]
+
+
+async def test_what_comes_again_while_its_ack_is_lost_is_handed_over_and_alone_is_valid():
+    broker, consumer = exactly_once_broker()
+    acks = [Settlement(delivery(1).ack_id, Verb.ACK)]
+    acking = asyncio.ensure_future(broker.settle("billing", acks))
+    await settled()
+    pulled = asyncio.ensure_future(broker._sifted(consumer, [delivery(2)]))
+    await settled()
+    broker._pulling.confirms.set_exception(UnavailableError("lost"))
+    with pytest.raises(UnavailableError):
+        await acking
+    assert await pulled == [delivery(2)]
+    broker._remember(consumer, await pulled)
+    assert await broker.settle("billing", acks) == [AckResponse.INVALID]

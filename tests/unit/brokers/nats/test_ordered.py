@@ -261,3 +261,12 @@ async def test_what_waits_for_its_turn_is_renewed_in_time():
     async with receiving() as (server, receiver):
         assert await receiver.pull(CONFIG.ack_deadline / 2) == []
         assert {2, 3} <= set(server.renewed)
+
+
+async def test_while_a_key_is_held_up_the_rest_of_the_topic_is_left_where_it_is():
+    async with receiving(window=1) as (server, receiver):
+        assert await receiver.pull(120) == []
+        borrowed = len(server.attempts)
+        assert await receiver.pull(300) == []
+        # What went back for want of room comes again and again, and nothing comes with it.
+        assert len(server.attempts) <= borrowed + 10

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.brokers.nats.aio.client import Shortcut, SteadyClient, check_compatible
-from penstock.brokers.nats.aio.wire import Wire
+from penstock.brokers.nats.aio.wire import WRITE_CHUNK, Wire
 from penstock.brokers.nats.protocol.requests import publish_operation
 
 
@@ -75,3 +75,40 @@ async def test_nonsense_on_the_short_way_is_told_to_the_reader():
     transport.protocol.data_received(b"x")
     with pytest.raises(ValueError, match="nonsense"):
         await reader.read(1000)
+
+
+class Socket:
+    """A connection that is there, and counts the pieces it is given and the waits for it."""
+
+    is_connected = True
+
+    def __init__(self, *, behind):
+        self.behind, self.io = behind, self
+        self.pieces, self.waits = [], 0
+
+    def send(self, data):
+        self.pieces.append(data)
+
+    def send_now(self):
+        pass
+
+    def write(self, data):
+        self.pieces.append(data)
+
+    async def drain(self):
+        self.waits += 1
+
+
+@pytest.mark.parametrize(
+    ("operations", "behind", "waits"),
+    [(20, False, False), (20, True, True), (2000, False, True), (2000, True, True)],
+)
+async def test_a_write_waits_for_the_socket_when_that_is_behind_or_the_batch_is_large(
+    operations, behind, waits
+):
+    socket = Socket(behind=behind)
+    parts = [b"%05d" % n + bytes(1000) for n in range(operations)]
+    await Wire(socket).write(parts)
+    assert b"".join(socket.pieces) == b"".join(parts)
+    assert max(map(len, socket.pieces)) <= WRITE_CHUNK + len(parts[0])
+    assert (socket.waits > 0) == waits
