@@ -9,13 +9,15 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from penstock.errors import NotFoundError, PenstockError, PermissionDeniedError
+from penstock.errors import NotFoundError, PermissionDeniedError
 from penstock.jobs.messaging.client import PubSubClient
-from penstock.retrying import Outage
+from penstock.retrying import Failures, Outage, Persistence, always, keep_doing
+from penstock.rules.backoff import Backoff
 
 _log = logging.getLogger("penstock.jobs")
 # Seconds. Jobs that are asked for meanwhile wait in the outbox.
 _LOOK_EVERY = 10.0
+_TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=always)
 
 
 async def missing(client: PubSubClient) -> list[str]:
@@ -59,23 +61,21 @@ async def keeping(client: PubSubClient) -> AsyncIterator[None]:
     outage = Outage(_log, "What jobs need of the broker cannot be looked after")
 
     async def look() -> None:
-        while True:
-            await asyncio.sleep(_LOOK_EVERY)
-            try:
-                gone = await missing(client)
-                if gone:
-                    _log.warning(
-                        "Missing: %s. It is made again, and empty: `retry` sends the jobs anew "
-                        "that waited in it",
-                        ", ".join(gone),
-                    )
-                    await _drop_orphans(client)
-                    await client.provision()
-                outage.over()
-            except PenstockError as error:
-                outage.met(error)
+        await asyncio.sleep(_LOOK_EVERY)
+        gone = await missing(client)
+        if gone:
+            _log.warning(
+                "Missing: %s. It is made again, and empty: `retry` sends the jobs anew that "
+                "waited in it",
+                ", ".join(gone),
+            )
+            await _drop_orphans(client)
+            await client.provision()
+        outage.over()
 
-    keeper = asyncio.get_running_loop().create_task(look())
+    keeper = asyncio.get_running_loop().create_task(
+        keep_doing(look, Failures(_TROUBLE), on_failure=outage.met)
+    )
     try:
         yield
     finally:
