@@ -11,6 +11,7 @@ from penstock import (
     Message,
     MessageStream,
     PubSub,
+    RetryPolicy,
     Streaming,
 )
 from penstock.errors import ClosedError, SubscriptionNotFoundError, UnavailableError
@@ -463,3 +464,18 @@ async def test_waiting_for_the_end_raises_what_ended_the_stream():
         sub.open()
         await sub.close()
         await sub.wait_closed()
+
+
+async def test_what_is_taken_from_its_handler_comes_back_at_once_whatever_the_retry_policy():
+    policy = RetryPolicy(minimum_backoff=100, maximum_backoff=600)
+    async with orders(retry_policy=policy) as (topic, sub):
+        sub.on("message", lambda message: None)
+        sub.open()
+        await publish(topic, 1)
+        await settled()
+        await sub.close(timeout=0)
+        began = now()
+        async for message in topic.subscription("billing"):
+            message.ack()
+            break
+        assert now() == began

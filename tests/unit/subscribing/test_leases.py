@@ -71,6 +71,28 @@ def test_extension_never_shortens_what_was_promised():
     assert message in book
 
 
+def test_nothing_is_said_of_a_loan_that_has_ended():
+    book = LeaseBook()
+    book.configure(None, LeaseExtension(interval=5, jitter=0))
+    [message] = loans("a1")
+    book.begin([message], 10, now=0)
+    book.prolong("a1", 1, now=0)
+    assert book.pop_expired(1) == [message]
+    assert [now for now in range(2, 30) if renewed(book, now)] == []
+
+
+def test_a_deadline_that_a_handler_set_outlives_it_where_the_broker_only_renews():
+    book = LeaseBook()
+    book.configure(None, LeaseExtension(interval=20, jitter=0))
+    book.learn(broker_sets_deadlines=False)
+    [message] = loans("a1")
+    book.begin([message], 10, now=0)
+    book.prolong("a1", 30, now=0)
+    book.stop_extending(message)
+    assert [now for now in range(40) if renewed(book, now)] == [5, 10, 15, 20, 25]
+    assert book.pop_expired(30) == [message]
+
+
 def test_what_waits_is_kept_and_what_goes_is_not():
     book = LeaseBook()
     messages = loans("a1", "a2")

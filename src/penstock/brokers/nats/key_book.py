@@ -141,6 +141,17 @@ class KeyBook:
         if key is not None and self._turns.get(key) == sequence:
             del self._turns[key]
 
+    def doubt_lent(self) -> None:
+        """What is lent may have gone to somebody else meanwhile, who is done with it: its key waits
+        until it is settled, or has come back, or does not exist."""
+        for sequence in [s for s in self._lent if s in self._keys]:
+            self._lent.discard(sequence)
+            self._settling.discard(sequence)
+            self.suspects.add(sequence)
+            key = self._keys[sequence]
+            if self._turns.get(key) == sequence:
+                del self._turns[key]
+
     def suspect(self, sequence: int, key: str) -> None:
         """Somebody else may have it."""
         if not self.knows(sequence) and sequence not in self.returning:

@@ -336,6 +336,7 @@ class OrderedQueue:
     def _begin_anew(self) -> None:
         """Until it is known what others have, nobody gets anything with a key."""
         self._book.halted = True
+        self._book.doubt_lent()
         self._survey_again = True
         if self._wire.connected and self._unsubscribe is not None:
             self._survey_soon()

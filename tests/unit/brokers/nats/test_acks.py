@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from penstock.brokers.nats.aio.parser import LeanParser
 from penstock.brokers.nats.aio.publishing import Publishing
 from penstock.brokers.nats.catalogue import Routes
+from penstock.errors import UnavailableError
 from penstock.message import Draft, PublishFault
-from penstock.testing import run_virtual
+from penstock.testing import run_virtual, settled
+from tests.support.scenes import now
 
 MANY = 1100  # More than are known by heart.
 
@@ -27,7 +29,10 @@ class Wire:
         self.replies = []
 
     def on_loss(self, act):
-        pass
+        self.lose = act
+
+    def loss(self, told):
+        return UnavailableError(told)
 
     async def until_connected(self):
         pass
@@ -78,6 +83,7 @@ async def sequences(counts, arrange):
         await asyncio.sleep(0)
     for run in arrange([reply for call in wire.replies for reply in call]):
         wire.ack(run)
+        await settled()
     return [[answer.sequence for answer in answers] for answers in await asyncio.gather(*calls)]
 
 
@@ -94,7 +100,7 @@ def test_acks_in_any_order_and_repeated_reach_their_drafts(counts, chance, shuff
             cut = chance.randint(1, len(replies))
             yield replies[:cut]
             # Some are acked again: the ack of an earlier attempt, or of a leader that went.
-            yield chance.choices(replies[:cut], k=2)
+            yield replies[:cut][-chance.randint(1, 3) :]
             replies = replies[cut:]
 
     assert run_virtual(sequences(counts, arrange)) == expected(counts)
@@ -113,3 +119,19 @@ async def test_drafts_whose_ack_never_comes_are_the_only_ones_in_doubt():
     wire.ack(wire.replies[0][1:3])
     answers = await call
     assert [isinstance(answer, PublishFault) for answer in answers] == [True, False, False, True]
+
+
+async def test_a_lost_connection_ends_calls_at_once_and_what_was_acked_before_is_stored():
+    wire, ours = publishing()
+    drafts = [Draft(b"x", {}, None, f"{n}") for n in range(3)]
+    call = asyncio.ensure_future(ours.publish("orders", drafts))
+    while not wire.replies:
+        await asyncio.sleep(0)
+    wire.ack(wire.replies[0][:1])
+    began = now()
+    wire.lose()
+    stored, *lost = await call
+    assert now() == began
+    assert stored.sequence == 10_000
+    assert [type(answer.error) for answer in lost] == [UnavailableError] * 2
+    assert not any(answer.definite for answer in lost)

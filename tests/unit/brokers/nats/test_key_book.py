@@ -166,3 +166,29 @@ def test_of_a_key_nothing_is_lent_before_an_earlier_one_in_any_order(steps):
         elif what == 5 and number not in known[key]:
             book.suspect(number, key)
             known[key].add(number)
+
+
+def test_a_key_does_not_wait_for_ever_for_what_another_has_settled_meanwhile():
+    book = arrived(1, 2)
+    assert taken(book) == [1]
+    book.halted = True
+    book.doubt_lent()
+    book.go_on()
+    assert taken(book) == []
+    book.compare(pending=1, floor=0, before=book.ours())
+    assert taken(book) == [2]
+
+
+def test_what_is_lent_and_in_doubt_is_ours_to_settle_or_comes_back():
+    book = arrived(1, 2)
+    book.arrive(delivery(3, "b"))
+    book.arrive(delivery(4, "b"))
+    assert taken(book) == [1, 3]
+    book.doubt_lent()
+    book.compare(pending=4, floor=0, before=book.ours())
+    assert taken(book) == []
+    book.settled(1)
+    assert taken(book) == [2]
+    book.given_back(3)
+    book.arrive(delivery(3, "b", attempt=2))
+    assert taken(book) == [3]

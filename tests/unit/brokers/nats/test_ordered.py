@@ -270,3 +270,17 @@ async def test_while_a_key_is_held_up_the_rest_of_the_topic_is_left_where_it_is(
         assert await receiver.pull(300) == []
         # What went back for want of room comes again and again, and nothing comes with it.
         assert len(server.attempts) <= borrowed + 10
+
+
+async def test_what_another_was_done_with_meanwhile_holds_up_nobody():
+    async with receiving() as (server, receiver):
+        server.answers = False
+        assert await receiver.pull(1.5) == []
+        server.refuse(b"423 Nats-Wrong-Pin-Id")
+        await settled()
+        # The other was given the first, which we still have, settled it and left.
+        server.answers = True
+        server.back += [2, 3]
+        server.serve()
+        server.attempts = {2: 2, 3: 2}
+        assert await receiver.pull(5) == [2]
