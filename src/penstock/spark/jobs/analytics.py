@@ -161,14 +161,24 @@ def open_history(
                 f"day {sign.rstrip('=')}= date'{moment.astimezone(UTC).date()}'"
             )
     events.createOrReplaceTempView("job_events")
-    ends = (pipeline.order[-1], JobStage.FAILED, JobStage.CANCELLED)
-    steps = spark.sql(_STEPS.format(ends=", ".join(f"'{stage.value}'" for stage in ends)))
+    steps = spark.sql(steps_query(pipeline))
     steps.createOrReplaceTempView("job_steps")
     return steps
 
 
-def answer(spark: SparkSession, name: str, *, watermark: float = 60.0) -> DataFrame:
-    """What the views say to the question of that name. `watermark`: seconds that an event may lie
-    behind without being late."""
+def steps_query(pipeline: Pipeline = MEDIA) -> str:
+    """What makes `job_steps` of `job_events`, for tables of your own."""
+    ends = (pipeline.order[-1], JobStage.FAILED, JobStage.CANCELLED)
+    return _STEPS.format(ends=", ".join(f"'{stage.value}'" for stage in ends))
+
+
+def report_query(name: str, *, watermark: float = 60.0) -> str:
+    """The question of that name, over the views. `watermark`: seconds that an event may lie behind
+    without being late."""
     check_reports([name])
-    return spark.sql(REPORTS[name].sql.format(watermark=float(watermark)))
+    return REPORTS[name].sql.format(watermark=float(watermark))
+
+
+def answer(spark: SparkSession, name: str, *, watermark: float = 60.0) -> DataFrame:
+    """What the views say to it."""
+    return spark.sql(report_query(name, watermark=watermark))

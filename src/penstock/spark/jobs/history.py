@@ -59,7 +59,7 @@ class History:
     def __init__(self, location: str, pipeline: Pipeline) -> None:
         _check_folder(location)
         self._location = location
-        self._facts = {name: _type(kind, name) for name, kind in pipeline.facts.items()}
+        self._facts = {name: type_of_fact(kind, name) for name, kind in pipeline.facts.items()}
 
     def append(self, source: str, events: Sequence[Told]) -> int:
         """Add what is not there yet of events in the order of their topic; how many that was.
@@ -180,7 +180,8 @@ def _check_folder(location: str) -> None:
         )
 
 
-def _type(kind: type[StageEvent], name: str) -> pa.DataType:
+def type_of_fact(kind: type[StageEvent], name: str) -> pa.DataType:
+    """The type of a column for what events of a kind say beyond what all of them do."""
     if name == "attempts":
         return pa.int32()
     [found] = [field for field in msgspec.structs.fields(kind) if field.name == name]
