@@ -31,14 +31,14 @@ spark-submit() { for n in 1 2 3 4 5 6 7 8; do command spark-submit "$@" && retur
 pytestmark = pytest.mark.timeout(3600)
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+def commands_of_page():
+    return re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def files():
     """Programs of the page, by the names that it gives them."""
-    found = re.findall(r"^`(\w+\.py)`:\n\n```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(found) == len(blocks("python")) == 2
+    found = re.findall(r"^`(\w+\.py)`:\n\n```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in found] == ["copying.py", "counting.py"]
     return dict(found)
 
 
@@ -80,7 +80,7 @@ def test_the_page_works_command_by_command(server, postgres, tmp_path):
         "PENSTOCK_DATABASE": postgres.new_database(),
         "CONNECT_PORT": str(free_port()),
     }
-    settings, *commands = blocks("sh")
+    settings, *commands = commands_of_page()
     assert set(re.findall(r"^export (\w+)=", settings, re.MULTILINE)) == set(where)
     script = "".join(commands)
     pip = "client/bin/pip install 'pyspark[connect]==4.3.*' 'pandas<3'"
