@@ -107,7 +107,9 @@ async def _one_by_one(system: JobSystem, count: int, before: int) -> list[float]
     return took
 
 
-async def _measured(settings: JobSettings, folder: Path, count: int, *, working: bool) -> Figures:
+async def _measured(
+    settings: JobSettings, folder: Path, count: int, single: int, *, working: bool
+) -> Figures:
     async with AsyncExitStack() as stack:
         system = await stack.enter_async_context(job_system(settings))
         if working:
@@ -115,11 +117,11 @@ async def _measured(settings: JobSettings, folder: Path, count: int, *, working:
             # Which keeps the read model as well; on Spark that is one of the queries.
             await stack.enter_async_context(system.ingesting())
         await _through(system, WARM_UP, 0)
-        single = await _one_by_one(system, SINGLE, WARM_UP)
+        alone = await _one_by_one(system, single, WARM_UP)
         used = spent(str(folder))
-        took = await _through(system, count, WARM_UP + SINGLE)
+        took = await _through(system, count, WARM_UP + single)
         used = spent(str(folder)) - used
-    return Figures(took / count, used / count, single)
+    return Figures(took / count, used / count, alone)
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,9 @@ def measure(place: str, name: str, count: int) -> None:
         working = place == WORKER
         if not working:
             stack.enter_context(_spark(place, settings, folder, pipeline))
-        figures = asyncio.run(_measured(settings, folder, count, working=working))
+        # Of handlers that compute nothing is asked but the rate.
+        single = SINGLE if name == "IDLE" else 0
+        figures = asyncio.run(_measured(settings, folder, count, single, working=working))
         print(json.dumps(asdict(figures)), flush=True)
 
 
