@@ -4,6 +4,7 @@ import asyncio
 import re
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,3 +136,24 @@ async def test_a_lost_connection_ends_calls_at_once_and_what_was_acked_before_is
     assert stored.sequence == 10_000
     assert [type(answer.error) for answer in lost] == [UnavailableError] * 2
     assert not any(answer.definite for answer in lost)
+
+
+@pytest.mark.parametrize(
+    ("answer", "sequences"),
+    [
+        (b'{"stream":"orders","seq":8,"batch":"b","count":2}', [7, 8]),
+        (b'{"stream":"orders","seq":8,"batch":"b","count":1}', None),
+        (b'{"stream":"orders","seq":8}', None),
+        (b'{"error":{"code":400,"err_code":10201,"description":"duplicate"}}', None),
+    ],
+)
+async def test_a_batch_is_stored_when_the_server_says_so_of_all_of_it(answer, sequences):
+    wire, ours = publishing()
+    drafts = [(Draft(b"x", {}, None, f"{n}"), b"orders", b"") for n in range(2)]
+    call = asyncio.ensure_future(ours.atomic("orders", drafts))
+    while not wire.replies:
+        await asyncio.sleep(0)
+    reply = wire.replies[0][-1]
+    wire.parser.feed(b"MSG %b 1 %d\r\n%b\r\n" % (reply, len(answer), answer))
+    receipts = await call
+    assert (receipts and [receipt.sequence for receipt in receipts]) == sequences

@@ -1,0 +1,63 @@
+"""What becomes of a message that failed: another attempt, or the dead letters."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from penstock import DeadLetterPolicy
+from penstock.brokers.nats.failing import Failing
+from penstock.brokers.nats.loans import Loans
+from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.config import SubscriptionConfig
+from penstock.errors import TopicNotFoundError
+from penstock.message import Delivery, PublishFault, Receipt, Record, Settlement, Verb
+
+POLICY = DeadLetterPolicy(topic="orders-dead", max_delivery_attempts=5)
+CONFIG = SubscriptionConfig(name="billing", topic="orders", dead_letter_policy=POLICY)
+CONSUMER = Consumer("orders", "billing", CONFIG)
+
+
+class Letters:
+    """The dead letters' topic, and how often each message was given back unseen."""
+
+    def __init__(self, *, unseen=0, missing=False):
+        self.unseen, self.missing, self.drafts = unseen, missing, []
+
+    async def publish(self, topic, drafts):
+        if self.missing:
+            return [PublishFault(TopicNotFoundError(topic))]
+        self.drafts += drafts
+        return [Receipt(drafts[0].message_id, 1)]
+
+    async def count(self, _consumer, _sequence):
+        return self.unseen
+
+
+async def answer(letters, attempt, verb=Verb.NACK):
+    ack_id = f"$JS.ACK.orders.billing.{attempt}.1.{attempt}.1700000000000000000.0"
+    record = Record(1, "m", b"x", {"k": "v"}, None, "orders", 0)
+    loans = Loans(CONFIG)
+    loans.begin([Delivery(record, ack_id, attempt, 10.0)], 0.0)
+    failing = Failing(letters, SimpleNamespace(), letters, "penstock")
+    return await failing.answer(CONSUMER, Settlement(ack_id, verb), loans)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "unseen", "told", "moved"),
+    [(4, 0, b"-NAK", 0), (5, 0, b"+ACK", 1), (5, 1, b"-NAK", 0), (6, 1, b"+ACK", 1)],
+)
+async def test_a_nack_of_the_last_attempt_moves_the_message(attempt, unseen, told, moved):
+    letters = Letters(unseen=unseen)
+    assert await answer(letters, attempt) == told
+    assert [draft.attributes["k"] for draft in letters.drafts] == ["v"] * moved
+
+
+async def test_what_cannot_be_moved_stays():
+    assert await answer(Letters(missing=True), 5) == b"-NAK"
+    assert await answer(Letters(missing=True), 1, Verb.REJECT) == b"-NAK"
+
+
+async def test_what_is_rejected_is_moved_at_once():
+    letters = Letters()
+    assert await answer(letters, 1, Verb.REJECT) == b"+ACK"
+    assert len(letters.drafts) == 1
