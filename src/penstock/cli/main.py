@@ -33,6 +33,7 @@ def main() -> None:
         emulator()
         return
     from penstock.cli.exit_codes import code_of
+    from penstock.cli.plain_text import one_line
     from penstock.errors import PenstockError
 
     wanted = _wanted()
@@ -50,7 +51,7 @@ def main() -> None:
                 _add_line(app, name)
         app()
     except PenstockError as error:
-        sys.stderr.write(f"penstock: {_told(error)}\n")
+        sys.stderr.write(f"penstock: {one_line(str(_told(error)))}\n")
         sys.exit(code_of(error))
     except ModuleNotFoundError as error:
         if wanted in GROUPS and is_brought(GROUPS[wanted], error.name or ""):
