@@ -40,7 +40,7 @@ def main() -> None:
     try:
         app = _app()
     except ImportError:
-        sys.exit("The penstock command needs its extra: pip install 'penstock[cli]'")
+        sys.exit("penstock: The command needs its extra: pip install 'penstock[cli]'")
     try:
         if wanted in GROUPS:
             _add(app, wanted)
