@@ -86,6 +86,6 @@ def is_brought(group: Group, module: str) -> bool:
 def needs(group: Group, error: ImportError) -> str:
     """One line that says what to install."""
     return (
-        f"This needs {(error.name or '').partition('.')[0]}, which is not installed: "
+        f"penstock: This needs {(error.name or '').partition('.')[0]}, which is not installed: "
         f"pip install 'penstock[{group.extras}]'"
     )

@@ -33,13 +33,14 @@ def main() -> None:
         emulator()
         return
     from penstock.cli.exit_codes import code_of
+    from penstock.cli.plain_text import one_line
     from penstock.errors import PenstockError
 
     wanted = _wanted()
     try:
         app = _app()
     except ImportError:
-        sys.exit("The penstock command needs its extra: pip install 'penstock[cli]'")
+        sys.exit("penstock: The command needs its extra: pip install 'penstock[cli]'")
     try:
         if wanted in GROUPS:
             _add(app, wanted)
@@ -50,7 +51,7 @@ def main() -> None:
                 _add_line(app, name)
         app()
     except PenstockError as error:
-        sys.stderr.write(f"penstock: {_told(error)}\n")
+        sys.stderr.write(f"penstock: {one_line(str(_told(error)))}\n")
         sys.exit(code_of(error))
     except ModuleNotFoundError as error:
         if wanted in GROUPS and is_brought(GROUPS[wanted], error.name or ""):

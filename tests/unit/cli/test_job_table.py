@@ -21,8 +21,8 @@ def job(number, stage="TranscriptComplete", **more):
     }
 
 
-def shown(*jobs):
-    out = Console(file=StringIO(), width=200)
+def shown(*jobs, width=200):
+    out = Console(file=StringIO(), width=width)
     show_jobs(jobs, STAGES, out)
     return out.file.getvalue()
 
@@ -33,6 +33,19 @@ def test_failed_jobs_are_named_with_why_and_what_to_do():
     assert "bad [red].wav" in text and "Failed malformed" in text
     assert "3 jobs: 2 TranscriptComplete, 1 Failed" in text
     assert "bad [red].wav: send it again" in text
+
+
+def test_a_terminal_of_80_columns_cuts_no_word():
+    info = {"size": 123_456_789, "codec": "pcm_s16le", "pages": 500, "channelId": "UC" + "x" * 22}
+    cut = job(1, mediaType="document", name="long.pdf", truncated=True, pages=500, info=info)
+    bad = job(2, "Failed", mediaType="youtube", name="talk", reason="too_many_attempts")
+    text = shown(cut | {"doubtful": True, "duration": 7200.5, "characters": 10**6}, bad, width=80)
+    words = text.split()
+    assert {
+        "job_" + "0" * 31 + "1", "long.pdf", "document", "123,456,789", "pcm_s16le,", "500",
+        "UC" + "x" * 22 + ",", "1,000,000", "12:30:15", "too_many_attempts", "youtube", "doubtful",
+    } <= set(words)  # fmt: skip
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_an_api_that_tells_no_names_is_shown_by_ids():

@@ -109,6 +109,7 @@ def test_what_is_missing_is_one_line_that_names_the_extra(told, words):
     line = said if isinstance(code, int) else code
     assert code and LACKING[words] in line
     assert line.strip().count("\n") == 0
+    assert line.startswith("penstock: ") or words[0] == "import"
 
 
 @pytest.mark.parametrize("words", WORKING)

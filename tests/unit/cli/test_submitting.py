@@ -1,12 +1,19 @@
 """Several files are asked for one by one, whatever becomes of the others."""
 
+from io import StringIO
 from typing import get_args
 
 import pytest
 from rich.console import Console
 
-from penstock.cli.jobs.submitting import Wish, submit_each
-from penstock.errors import ResourceExhaustedError, UnauthenticatedError, UnavailableError
+from penstock.cli.jobs.api import Api as RealApi
+from penstock.cli.jobs.submitting import Wish, say_sent, submit_each
+from penstock.errors import (
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from penstock.jobs.model.reasons import meaning_of
 from penstock.media.errors import Reason
 
@@ -51,6 +58,51 @@ def test_an_api_that_goes_away_ends_it_and_says_what_was_not_sent(error):
 def test_the_error_of_one_alone_is_the_error_of_the_command():
     with pytest.raises(ResourceExhaustedError, match=r"^no room$"):
         sent(Api(ResourceExhaustedError("no room")), "a.wav")
+
+
+class Uploads(Api):
+    """Takes files; remembers what jobs are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.titles = []
+
+    def upload(self, path, on_bytes):
+        on_bytes(1)
+        return "upl_1"
+
+    def submit(self, body, key):
+        self.titles.append(body["title"])
+        return {"jobId": "job_1"}
+
+
+STRANGE = {
+    "two\nlines\t.wav": "two lines .wav",
+    "\x1b[31mred\x07.wav": "�[31mred�.wav",
+    "latin-\udcff.wav": "latin-�.wav",
+    "[red]markup[@click=(].wav": "[red]markup[@click=(].wav",
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.parametrize("json", [False, True])
+def test_a_file_is_sent_whatever_it_is_called(tmp_path, capsys, name, json):
+    (tmp_path / name).write_bytes(b"x")
+    api, screen = Uploads(), Console(file=StringIO(), force_terminal=True, width=120)
+    wish = Wish(kind=None, key=None, title=None, remote=False)
+    media = [str(tmp_path / name), f"{tmp_path}/no-{name}"]
+    say_sent(submit_each(api, media, wish, screen), json=json, alone=False, quiet=False)
+    assert api.titles == [STRANGE[name]]
+    assert STRANGE[name] in screen.file.getvalue(), "the bar of its upload says so, too"
+    told = capsys.readouterr()
+    assert told.out.encode() and told.out.count("\n") == (2 if json else 1)
+    assert told.err.count("\n") == 1 and told.err.strip("\n").isprintable()
+    assert told.err.count(f"no-{STRANGE[name]}") == 2, "which one, and why"
+
+
+def test_a_name_that_cannot_travel_is_an_error_and_not_a_traceback():
+    with RealApi("http://127.0.0.1:1") as api, pytest.raises(InvalidArgumentError, match="UTF-8"):
+        api.submit({"source": "latin-\udcff.wav"}, None)
 
 
 @pytest.mark.parametrize("reason", get_args(Reason))

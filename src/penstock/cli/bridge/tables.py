@@ -14,7 +14,8 @@ from rich.text import Text
 
 from penstock.bridge import BridgeSettings
 from penstock.cli.bridge.options import Address, App, Destination, Stream, settings_from
-from penstock.cli.brokers.broker import moment, safe
+from penstock.cli.brokers.broker import moment
+from penstock.cli.plain_text import safe
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

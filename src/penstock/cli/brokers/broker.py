@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
+from penstock.cli.plain_text import safe
 from penstock.client import PubSub
 from penstock.config import ServerName, is_name
 from penstock.connect import check_shared
@@ -33,7 +34,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_control_characters = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]").sub
 
 
 def with_pubsub(url: str | None, work: Callable[[PubSub], Awaitable[T]]) -> T:
@@ -99,8 +99,3 @@ def printable(data: bytes) -> str:
     with suppress(msgspec.DecodeError):
         text = msgspec.json.format(text)
     return safe(text)
-
-
-def safe(text: str) -> str:
-    """Text without control characters, but for line ends and tabs."""
-    return _control_characters("�", text)

@@ -19,9 +19,9 @@ from penstock.cli.brokers.broker import (
     moment,
     print_json,
     printable,
-    safe,
     with_pubsub,
 )
+from penstock.cli.plain_text import safe
 from penstock.cli.sharing import with_options
 from penstock.client import PubSub
 from penstock.dead_letters import DeadLetter, Replay, Selection

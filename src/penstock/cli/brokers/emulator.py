@@ -29,7 +29,9 @@ def emulator() -> None:
     try:
         from penstock.emulator import Emulator
     except ImportError as error:
-        sys.exit(f"The emulator needs {error.name}: pip install 'penstock[emulator,local]'")
+        sys.exit(
+            f"penstock: The emulator needs {error.name}: pip install 'penstock[emulator,local]'"
+        )
     host, port = options.host_port or (options.host, options.port)
     served = Emulator(
         options.broker,

@@ -12,7 +12,8 @@ import typer
 
 from penstock.broker import Extent, Log
 from penstock.capabilities import log_of
-from penstock.cli.brokers.broker import print_json, printable, safe, with_pubsub
+from penstock.cli.brokers.broker import print_json, printable, with_pubsub
+from penstock.cli.plain_text import safe
 from penstock.client import PubSub
 from penstock.clock import PreciseTime
 from penstock.message import Record

@@ -130,6 +130,10 @@ class Api:
     ) -> dict[str, Any]:
         try:
             answer = self._client.request(method, path, **more)
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(
+                "Names that are no UTF-8 cannot be sent; rename it, or upload the file with --title"
+            ) from None
         except httpx.HTTPError as error:
             if isinstance(error, httpx.LocalProtocolError) and "content" in more:
                 raise FailedPreconditionError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from penstock.cli.brokers.broker import safe
+from penstock.cli.plain_text import one_line
 from penstock.errors import InvalidArgumentError
 from penstock.jobs.model.names import MediaType
 from penstock.media.extensions import DOCUMENTS, VIDEO, extension_of
@@ -31,16 +31,17 @@ def request(
     if remote or _is_address(media) or kind == MediaType.YOUTUBE:
         return body | {"source": media}
     # An upload has no name of its own, and nobody knows a job by its id.
-    body.setdefault("title", safe(path.name)[:_LONGEST_TITLE])
+    name = one_line(path.name)
+    body.setdefault("title", name[:_LONGEST_TITLE])
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         console=out,
         transient=True,
         disable=not out.is_terminal,
     ) as progress:
-        task = progress.add_task(path.name, total=path.stat().st_size)
+        task = progress.add_task(name, total=path.stat().st_size)
         upload = client.upload(path, lambda size: progress.advance(task, size))
     return body | {"uploadId": upload}
 

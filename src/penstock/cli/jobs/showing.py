@@ -12,27 +12,22 @@ from rich.table import Table
 
 from penstock.cli.jobs.following import stage_text
 
-_COLUMNS = ("job", "media", "stage", "changed", "about it")
-_WHOLE = ("stage", "changed")
 _ID = len("job_") + 32
 _INFO = {"codec": "", "pages": " pages", "channelId": "", "speakerRole": ""}
 
 
 def show_jobs(found: Sequence[dict[str, Any]], stages: Sequence[str], out: Console) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in _COLUMNS:
-        width = _ID if name == "job" else None
-        table.add_column(name, no_wrap=name in _WHOLE, overflow="fold", min_width=width)
+    table.add_column("job", width=_ID, overflow="fold")
+    table.add_column("media", no_wrap=True)
+    table.add_column("stage", overflow="fold")
+    table.add_column("at (UTC)", no_wrap=True)
     for job in found:
-        # The name below the id: beside it, neither would have room in a terminal of 80 columns.
-        name = f"\n[bold]{escape(str(job['name']))}[/]" if job.get("name") else ""
-        table.add_row(
-            f"{job['jobId']}{name}",
-            job["mediaType"],
-            stage_text(job, stages),
-            job["updatedAt"][11:19],
-            escape(about(job)),
-        )
+        # One below the other: side by side they have no room in a terminal of 80 columns.
+        name = f"[bold]{escape(str(job['name']))}[/]" if job.get("name") else ""
+        lines = filter(None, (job["jobId"], name, escape(about(job))))
+        changed = job["updatedAt"][11:19]
+        table.add_row("\n".join(lines), job["mediaType"], stage_text(job, stages), changed)
     out.print(table)
     if len(found) > 1:
         out.print(f"{len(found)} jobs: {_counted(found)}")

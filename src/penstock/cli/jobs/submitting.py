@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from penstock.cli.brokers.broker import print_json, safe
+from penstock.cli.brokers.broker import print_json
 from penstock.cli.jobs.asking import kind_of, name_of, request
+from penstock.cli.plain_text import one_line
 from penstock.errors import PenstockError, UnauthenticatedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Answer:
 
     @property
     def name(self) -> str:
-        return name_of(self.media)
+        return one_line(name_of(self.media))
 
     @property
     def job_id(self) -> str:
@@ -51,11 +52,18 @@ class Answer:
     def reason(self) -> str:
         return str((self.job or {}).get("reason") or "")
 
+    @property
+    def why(self) -> str:
+        """Why there is no job."""
+        return one_line(str(self.error or ""))
+
     def told(self) -> dict[str, Any]:
         """For JSON."""
+        # As it was given, but for what no JSON can say.
+        media = self.media.encode(errors="replace").decode()
         if self.job is None:
-            return {"media": self.media, "error": str(self.error)}
-        return {"media": self.media, **self.job}
+            return {"media": media, "error": self.why}
+        return {"media": media, **self.job}
 
 
 def submit_each(
@@ -85,13 +93,13 @@ def say_sent(answers: Iterable[Answer], *, json: bool, alone: bool, quiet: bool)
     for answer in answers:
         heard.append(answer)
         if answer.error is not None:
-            sys.stderr.write(f"penstock: {safe(answer.media)} was not sent: {answer.error}\n")
+            sys.stderr.write(f"penstock: {one_line(answer.media)} was not sent: {answer.why}\n")
         if quiet:
             continue
         if json:
             print_json(answer.told())
         elif answer.error is None:
-            typer.echo(answer.job_id if alone else f"{answer.job_id}  {safe(answer.name)}")
+            typer.echo(answer.job_id if alone else f"{answer.job_id}  {answer.name}")
     return heard
 
 
@@ -102,13 +110,13 @@ def say_what_failed(answers: Sequence[Answer], complete: str, out: Console) -> N
         return
     out.print(f"\n[bold]{len(bad)} of {len(answers)} did not complete:[/]", highlight=False)
     for one in bad:
-        out.print(f"  [red]{escape(safe(one.name))}[/]  {one.job_id}", soft_wrap=True)
+        out.print(f"  [red]{escape(one.name)}[/]  {one.job_id}", soft_wrap=True)
         out.print(Padding(Text(_why(one)), (0, 0, 0, 4)))
 
 
 def _why(answer: Answer) -> str:
     if answer.job is None:
-        return f"not sent: {answer.error}"
+        return f"not sent: {answer.why}"
     stage = answer.job["stage"]
     reason = f", {answer.reason}" if answer.reason else ""
     advice = answer.job.get("advice")
