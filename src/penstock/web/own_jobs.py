@@ -17,9 +17,9 @@ from penstock.jobs.model.job import info_of
 from penstock.jobs.model.reasons import meaning_of
 from penstock.jobs.settings import UPLOAD
 from penstock.jobs.store.records import JobRecord
-from penstock.jobs.store.said import known_event_of
+from penstock.jobs.store.said import OF_TEXTS, known_event_of
 from penstock.jobs.system import Ingestion
-from penstock.jobs.views.view import JobView, first_view
+from penstock.jobs.views.view import JobView, first_view, seen
 
 _LONGEST_NAME = 255
 
@@ -60,12 +60,21 @@ class OwnJobs:
         return _named(newest, record)
 
     def _view_of(self, record: JobRecord, view: JobView | None) -> JobView:
-        told = first_view(known_event_of(self._pipeline, record))
-        changes: dict[str, Any] = {"stage": record.job.stage, "queued_at": record.job.created_at}
+        """What its row tells, and besides what events of this run have told before."""
+        event = known_event_of(self._pipeline, record)
+        told = first_view(event)
         if view is not None and view.run == record.job.run:
-            # What only handlers knew is in no row.
-            changes["facts"] = {**view.facts, **told.facts}
-        return msgspec.structs.replace(told, **changes)
+            told = seen(self._pipeline, view, event) or view
+        info = info_of(record.job)
+        return msgspec.structs.replace(
+            told,
+            stage=record.job.stage,
+            queued_at=record.job.created_at,
+            updated_at=record.updated_at,
+            # What a text says of itself is in no row: until its event comes it is not said, rather
+            # than denied.
+            **{name: None for name in OF_TEXTS if getattr(info, name, None) is None},
+        )
 
     async def as_told(self, job_id: str, user: str) -> OwnJob:
         """The view, for those who are told its changes; the row while there is none."""

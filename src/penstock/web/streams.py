@@ -60,6 +60,9 @@ class Streams:
     def _has_room(self, user: str) -> bool:
         return self.watching < self._most and self._watching[user] < self._most_of_one
 
+    def _is_news(self, job: JobView, known: JobView) -> bool:
+        return self._pipeline.is_news(job.run, job.stage, known.run, known.stage)
+
     async def _stream(
         self, user: str, job_id: str | None, jobs: OwnJobs
     ) -> AsyncIterator[ServerSentEventMessage]:
@@ -82,13 +85,18 @@ class Streams:
                 done, _ = await asyncio.wait({coming}, timeout=_HEARTBEAT)
                 if not done:
                     yield ServerSentEventMessage(comment="still here", data=None)
+                    # Its event may be lost with its topic; the row is not.
+                    if known is not None:
+                        newest = await jobs.get(known.job_id, user)
+                        if self._is_news(newest, known):
+                            known = newest
+                            yield _message(known)
                     continue
                 news, coming = [coming.result(), *watcher.more()], None
                 for job in await _named(jobs, news):
                     if known is not None:
                         job = job or await jobs.as_told(known.job_id, user)
-                        moments = (job.run, job.stage, known.run, known.stage)
-                        if not self._pipeline.is_news(*moments):
+                        if not self._is_news(job, known):
                             continue
                         known = job
                     yield _message(job)

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import REGISTRY
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
@@ -20,12 +21,12 @@ from penstock.jobs import Done, JobStage, Reject, load_settings
 from penstock.jobs.model.reasons import meaning_of
 from penstock.jobs.store.records import jobs
 from penstock.jobs.telemetry import JobObservers, LoggingObserver, PrometheusJobObserver
-from penstock.web import create_app, serve
+from penstock.web import create_app, serve, streams
 from penstock.web.access import Access, is_loopback
 from penstock.web.streams import Streams
 from penstock.web.uploads import Uploads
 from tests.support.api_scenes import api_on
-from tests.support.job_scenes import INFO, jobs_on
+from tests.support.job_scenes import INFO, TEXT, jobs_on, until
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(60)]
 TOKENS = {"token-of-user-one-1": "user-1", "token-of-user-two-2": "user-2"}
@@ -111,6 +112,58 @@ async def test_who_changed_a_job_reads_it_changed_though_no_event_has_come_back(
         await client.post(f"{where}/retry")
         job = (await client.get(where)).json()
         assert (job["stage"], job["run"]) == ("Queued", 2)
+
+
+async def test_what_events_told_before_stays_when_the_row_is_newer(quick):
+    async with api_on(quick, work=False) as (client, scene):
+        where = (await client.post("/jobs", json=JOB)).headers["location"]
+        async with scene.working(transcription=None):
+            await scene.view_at(where.removeprefix("/jobs/"), JobStage.METADATA_READY)
+        scene.ingestion.projection._following.cancel()
+        cancelled = (await client.post(f"{where}/cancel")).json()
+        job = (await client.get(where)).json()
+        (listed,) = (await client.get("/jobs")).json()["jobs"]
+        assert listed == job and (job["stage"], job["duration"]) == ("Cancelled", INFO.duration)
+        assert job["updatedAt"] == cancelled["updatedAt"] > job["queuedAt"]
+
+
+async def test_what_only_an_event_tells_of_a_text_is_not_denied_before_it_comes(quick):
+    async def doubts(_):
+        return Done(text=replace(TEXT, doubtful=True))
+
+    async with api_on(quick, work=False) as (client, scene):
+        where = (await client.post("/jobs", json=JOB)).headers["location"]
+        job_id = where.removeprefix("/jobs/")
+        async with scene.working(transcription=None):
+            await scene.view_at(job_id, JobStage.METADATA_READY)
+        scene.ingestion.projection._following.cancel()
+
+        async def is_complete():
+            record = await scene.system.store.get(job_id)
+            return record.job.stage is JobStage.TRANSCRIPT_COMPLETE
+
+        async with scene.working(metadata=None, transcription=doubts):
+            await until(is_complete)
+        job = (await client.get(where)).json()
+        assert (job["stage"], job["characters"]) == ("TranscriptComplete", TEXT.characters)
+        assert job["duration"] == INFO.duration
+        assert "doubtful" not in job
+        assert (await client.get(f"{where}/transcript")).json()["doubtful"] is True
+
+
+async def test_a_stream_ends_with_its_job_though_the_event_was_lost(quick, monkeypatch):
+    monkeypatch.setattr(streams, "_HEARTBEAT", 0.05)
+    async with api_on(quick, work=False) as (client, scene):
+        where = (await client.post("/jobs", json=JOB)).headers["location"]
+        await scene.view_at(where.removeprefix("/jobs/"), JobStage.QUEUED)
+        scene.ingestion.projection._following.cancel()
+        following = asyncio.ensure_future(events_of(client, f"{where}/events", 99))
+        await until(
+            lambda: asyncio.sleep(0, following.done() or bool(scene.ingestion.projection._watchers))
+        )
+        await client.post(f"{where}/cancel")
+        async with asyncio.timeout(20):
+            assert (await following)[-1]["stage"] == "Cancelled"
 
 
 async def test_jobs_are_listed_in_pages(quick):

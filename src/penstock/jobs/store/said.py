@@ -22,7 +22,7 @@ from penstock.message import Draft
 from penstock.transactional import Outbox
 
 # What a text says of itself, and its job's row does not.
-_OF_TEXTS = ("pages", "truncated", "doubtful")
+OF_TEXTS = ("pages", "truncated", "doubtful")
 
 
 class Said(Struct, frozen=True):
@@ -38,7 +38,7 @@ def event_of(pipeline: Pipeline, record: JobRecord, step: Step | None = None) ->
     kind = pipeline.event_types[record.job.stage]
     known = _known_of(record)
     if step is not None and step.done.text is not None:
-        known |= {name: getattr(step.done.text, name) for name in _OF_TEXTS}
+        known |= {name: getattr(step.done.text, name) for name in OF_TEXTS}
     own = _fitting(kind, known)
     if step is None:
         return kind(**_common(record), **own)
