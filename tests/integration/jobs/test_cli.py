@@ -136,9 +136,9 @@ def test_which_did_not_complete_and_what_to_do_is_said_at_the_end(api, tmp_path)
     ended = command_here(*words, "--json", PENSTOCK_API_URL=api)
     good, broken = [json.loads(line) for line in ended.out.splitlines()]
     assert good["stage"] == "TranscriptComplete" and broken["stage"] == "Failed"
-    assert "Convert it" in broken["meaning"]
+    assert "Convert it" in broken["advice"]
     shown = command_here("jobs", "status", broken["jobId"], PENSTOCK_API_URL=api).out
-    assert "It failed: " in shown
+    assert f"broken.wav: {broken['advice']}" in " ".join(shown.split())
     [job] = command_here("jobs", "status", broken["jobId"], "--json", PENSTOCK_API_URL=api)[1:2]
     assert json.loads(job)["reason"] == broken["reason"]
 
