@@ -917,8 +917,13 @@ async def test_topics_that_are_lost_under_a_running_api_are_made_again(place, mo
         assert made.status_code == 202
         assert (await scene.ended(made.json()["jobId"])).stage is JobStage.TRANSCRIPT_COMPLETE
         assert (await client.get("/health")).status_code == 200
-        status = (await client.get("/status")).json()["readModel"]
-        assert status["eventsBehind"] == 0 and "trouble" not in status
+
+        async def is_up_to_date():
+            # What could not be published at first may come last.
+            model = (await client.get("/status")).json()["readModel"]
+            return model["eventsBehind"] == 0 and "trouble" not in model
+
+        await until(is_up_to_date)
 
 
 async def test_a_port_that_is_taken_is_an_error_that_says_so(quick):
