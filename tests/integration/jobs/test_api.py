@@ -492,6 +492,12 @@ async def test_an_upload_that_the_disk_does_not_take_says_whose_trouble_it_is(
         assert "Not a directory" in caplog.text and "Traceback" not in caplog.text
 
 
+async def test_an_upload_that_does_not_say_what_it_is_is_told_where_that_is_described(quick):
+    async with api_on(quick, work=False) as (client, _):
+        answer = await client.post("/uploads", content=b"sound")
+        assert answer.status_code == 400 and "/docs" in answer.json()["detail"]
+
+
 async def test_without_a_media_folder_uploads_are_refused(quick):
     async with api_on(quick, work=False) as (client, _):
         answer = await client.post("/uploads", params={"extension": "wav"}, content=b"x")
