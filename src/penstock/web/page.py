@@ -107,6 +107,8 @@ def _facts(job: OwnJob) -> str:
         facts.append(f"{job.characters:,} characters")
     if job.truncated:
         facts.append("text cut at the limit")
+    if job.doubtful:
+        facts.append("text doubtful")
     if job.language:
         facts.append(job.language)
     facts += [f"{name} {value}" for name, value in job.facts.items()]

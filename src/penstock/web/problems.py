@@ -19,6 +19,7 @@ _log = logging.getLogger("penstock.web")
 # gRPC's codes, as HTTP says them.
 _STATUS = {3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 409, 12: 501, 14: 503, 16: 401}
 _UNREADABLE = "The request cannot be read: send JSON as the API's page describes it"
+_INCOMPLETE = "Something that is required is missing: /docs says what this address is asked with"
 _RETRY_AFTER = {429, 503}
 _ANSWERING = ("penstock.web.", "penstock.jobs.", "penstock.media.")
 
@@ -79,7 +80,7 @@ def _detail(error: HTTPException) -> str:
             for item in (extra if isinstance(extra, list) else [])
             if isinstance(item, dict)
         ]
-        return "; ".join(places[:5])
+        return "; ".join(places[:5]) or _INCOMPLETE
     if isinstance(error, ClientException) and error.status_code == 400:
         return _UNREADABLE
     return error.detail if error.status_code in (401, 403, 415, 429) else ""

@@ -19,7 +19,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from penstock.jobs.settings import UPLOAD, UPLOADS, MediaSettings
 from penstock.media.extensions import EXTENSIONS
 
@@ -60,6 +65,18 @@ class Uploads:
         if length is not None and length > self._max_bytes:
             raise self._too_large()
         folder = self._folder(user_id)
+        try:
+            return await self._write(folder, user_id, extension, body)
+        except OSError as error:
+            _log.error("An upload cannot be kept in %s: %s", folder, error.strerror)
+            raise UnavailableError(
+                "The upload cannot be kept: the media folder is full or not there. Whoever runs "
+                "this API must see to it: its log says more"
+            ) from None
+
+    async def _write(
+        self, folder: Path, user_id: str, extension: str, body: AsyncIterator[bytes]
+    ) -> Upload:
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
         partial = folder / f"{secrets.token_hex(16)}{_PARTIAL}"
         digest = hashlib.sha256(f"{user_id}\0{extension}\0".encode())
@@ -83,7 +100,8 @@ class Uploads:
             upload_id = f"med_{digest.hexdigest()[:32]}.{extension}"
             await asyncio.to_thread(self._place, partial, folder / upload_id)
         finally:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):  # with its folder gone, so is it
+                partial.unlink()
         return Upload(upload_id, size)
 
     def _place(self, partial: Path, path: Path) -> None:

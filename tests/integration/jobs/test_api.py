@@ -481,6 +481,23 @@ async def test_an_upload_that_is_refused_leaves_nothing(
     assert not [path for path in (tmp_path / "media").rglob("*") if path.is_file()]
 
 
+async def test_an_upload_that_the_disk_does_not_take_says_whose_trouble_it_is(
+    quick, tmp_path, caplog
+):
+    async with api_on(quick, work=False, media={"root": str(tmp_path)}) as (client, _):
+        (tmp_path / "uploads").write_text("no folder")
+        answer = await client.post("/uploads", params={"extension": "mp3"}, content=b"sound")
+        assert answer.status_code == 503 and "cannot be kept" in answer.json()["detail"]
+        assert str(tmp_path) not in answer.text
+        assert "Not a directory" in caplog.text and "Traceback" not in caplog.text
+
+
+async def test_an_upload_that_does_not_say_what_it_is_is_told_where_that_is_described(quick):
+    async with api_on(quick, work=False) as (client, _):
+        answer = await client.post("/uploads", content=b"sound")
+        assert answer.status_code == 400 and "/docs" in answer.json()["detail"]
+
+
 async def test_without_a_media_folder_uploads_are_refused(quick):
     async with api_on(quick, work=False) as (client, _):
         answer = await client.post("/uploads", params={"extension": "wav"}, content=b"x")
@@ -776,6 +793,20 @@ NAMED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("fact", "told"), [("truncated", "text cut at the limit"), ("doubtful", "text doubtful")]
+)
+async def test_the_page_says_what_is_to_be_known_of_a_text(quick, fact, told):
+    async def listens(_):
+        return Done(text=replace(TEXT, **{fact: True}))
+
+    async with api_on(quick, work=False) as (client, scene), scene.working(transcription=listens):
+        made = await client.post("/jobs", json=JOB)
+        await scene.ended(made.json()["jobId"])
+        assert told in (await client.get("/")).text
+        assert told in (await client.get("/static/page.js")).text
+
+
 async def test_jobs_have_names_for_their_owner_and_none_in_any_message(quick):
     async with api_on(quick, api={"tokens": TOKENS}) as (client, scene):
         mine = as_user(1)
@@ -917,8 +948,13 @@ async def test_topics_that_are_lost_under_a_running_api_are_made_again(place, mo
         assert made.status_code == 202
         assert (await scene.ended(made.json()["jobId"])).stage is JobStage.TRANSCRIPT_COMPLETE
         assert (await client.get("/health")).status_code == 200
-        status = (await client.get("/status")).json()["readModel"]
-        assert status["eventsBehind"] == 0 and "trouble" not in status
+
+        async def is_up_to_date():
+            # What could not be published at first may come last.
+            model = (await client.get("/status")).json()["readModel"]
+            return model["eventsBehind"] == 0 and "trouble" not in model
+
+        await until(is_up_to_date)
 
 
 async def test_a_port_that_is_taken_is_an_error_that_says_so(quick):

@@ -63,19 +63,23 @@ def test_beside_spark_they_are_served_from_a_thread_that_ends(capsys):
 class Part:
     """A broker or a database, which answers or does not."""
 
+    trouble = UnavailableError
+
     def __init__(self):
         self.away = False
 
     async def ping(self):
         if self.away:
-            raise UnavailableError("gone from db.internal")
+            raise self.trouble("gone from db.internal")
 
     async def broker(self):
         return self
 
 
-async def test_ready_is_who_reaches_broker_and_database(monkeypatch, caplog):
+@pytest.mark.parametrize("trouble", [UnavailableError, RuntimeError], ids=["told", "unforeseen"])
+async def test_ready_is_who_reaches_broker_and_database(monkeypatch, caplog, trouble):
     monkeypatch.setattr("penstock.cli.jobs.metrics._LOOK_EVERY", 0.01)
+    monkeypatch.setattr(Part, "trouble", trouble)
     caplog.set_level("INFO")
     system = SimpleNamespace(database=Part(), pubsub=Part())
 

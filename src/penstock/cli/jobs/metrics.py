@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock.cli.apps.pages import Page, serving
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError
 from penstock.retrying import Outage
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ async def keeping_ready(system: JobSystem, readiness: Readiness) -> AsyncIterato
                 async with asyncio.timeout(_ANSWERS_WITHIN):
                     await system.database.ping()
                     await (await system.pubsub.broker()).ping()
-            except (PenstockError, TimeoutError) as error:
+            except Exception as error:
+                # Whatever it is: once this loop had ended, it would be ready for ever.
                 readiness.lacks = "broker or database does not answer; the log says more"
                 outage.met(error)
             else:

@@ -6,18 +6,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 
+from penstock.broker import Admin
 from penstock.errors import NotFoundError, PermissionDeniedError
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.retrying import Failures, Outage, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
+from penstock.subscribing import Subscription
 
 _log = logging.getLogger("penstock.jobs")
 # Seconds. Jobs that are asked for meanwhile wait in the outbox.
 _LOOK_EVERY = 10.0
 _TROUBLE = Persistence(backoff=Backoff(initial=0.5, maximum=10.0), worth_it=always)
+_BEGINNING = datetime.fromtimestamp(0, UTC)
 
 
 async def missing(client: PubSubClient) -> list[str]:
@@ -41,18 +45,44 @@ async def missing(client: PubSubClient) -> list[str]:
     return found
 
 
-async def _drop_orphans(client: PubSubClient) -> None:
-    """Subscriptions that outlived their topic keep its name from being followed again; those that
-    hold nothing any more make room."""
+async def make_again(client: PubSubClient) -> None:
+    """What is missing. Subscriptions of a topic that is new begin at its beginning: the relay may
+    have been faster than they, and jobs must not be lost between the two."""
     broker = await client.pubsub.broker()
-    if not broker.capabilities.outlives_topic:
+    subscriptions = list(client.every_subscription(has_log=broker.log is not None))
+    new = {topic.name for topic in client.topics() if not await _is_there(broker.admin, topic.name)}
+    orphans = await _drop_orphans(subscriptions) if broker.capabilities.outlives_topic else set()
+    await client.provision()
+    if not broker.capabilities.seek:
         return
-    for subscription in client.every_subscription(has_log=broker.log is not None):
+    for subscription in subscriptions:
+        if subscription.topic in new or subscription.name in orphans:
+            with suppress(PermissionDeniedError):
+                await subscription.seek(_BEGINNING)
+
+
+async def _is_there(admin: Admin, topic: str) -> bool:
+    try:
+        await admin.describe_topic(topic)
+    except NotFoundError:
+        return False
+    except PermissionDeniedError:
+        pass
+    return True
+
+
+async def _drop_orphans(subscriptions: Sequence[Subscription]) -> set[str]:
+    """Subscriptions that outlived their topic keep its name from being followed again; those that
+    hold nothing any more make room. Returns their names."""
+    dropped = set()
+    for subscription in subscriptions:
         with suppress(NotFoundError, PermissionDeniedError):
             status = await subscription.describe()
             empty = status.unsettled is not None and status.unsettled.messages == 0
             if status.topic_deleted and empty:
                 await subscription.delete()
+                dropped.add(str(subscription.name))
+    return dropped
 
 
 @asynccontextmanager
@@ -69,8 +99,7 @@ async def keeping(client: PubSubClient) -> AsyncIterator[None]:
                 "waited in it",
                 ", ".join(gone),
             )
-            await _drop_orphans(client)
-            await client.provision()
+            await make_again(client)
         outage.over()
 
     keeper = asyncio.get_running_loop().create_task(

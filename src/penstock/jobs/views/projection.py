@@ -23,6 +23,7 @@ from penstock.errors import (
     TopicNotFoundError,
 )
 from penstock.jobs.messaging.client import PubSubClient
+from penstock.jobs.messaging.keeping import make_again
 from penstock.jobs.messaging.subscriber import Subscriber
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.model.event import StageEvent
@@ -143,7 +144,7 @@ class Projection:
             try:
                 taken = await self._catch_up(log)
             except TopicNotFoundError:
-                await self._client.provision()
+                await make_again(self._client)
                 raise
             self._outage.over()
             self._trouble = None

@@ -32,6 +32,7 @@ function facts(job) {
   for (const [key, name] of Object.entries(INFO)) if (info[key]) found.push(`${name} ${info[key]}`);
   if (job.characters !== undefined) found.push(`${job.characters.toLocaleString("en")} characters`);
   if (job.truncated) found.push("text cut at the limit");
+  if (job.doubtful) found.push("text doubtful");
   if (job.language) found.push(job.language);
   for (const [name, value] of Object.entries(job.facts || {})) found.push(`${name} ${value}`);
   return found.join(" · ");
