@@ -119,23 +119,16 @@ def submit(
 
     Ends with 0 when all were sent, with --wait when all jobs are complete, and with 1 otherwise.
     """
-    from penstock.cli.jobs.submitting import Wish, say_sent, say_what_failed, submit_each
+    from penstock.cli.jobs.submitting import Wish, say_sent, submit_and_wait, submit_each
 
     out = _err if json else _out
     wish = Wish(kind=kind, key=key, title=title, remote=remote)
     sending = submit_each(client, media, wish, out)
-    answers = say_sent(sending, json=json, alone=len(media) == 1, quiet=wait)
-    all_done = not any(one.error for one in answers)
-    sent = {one.job_id: one.name for one in answers if one.job is not None}
-    if wait and sent:
-        following = follow(client, list(sent), out, patience, sent)
-        for one in answers:
-            one.job = following.jobs.get(one.job_id)
-        all_done = all_done and following.all_complete
-        say_what_failed(answers, following.last_stage, out)
-    if wait and json:
-        for one in answers:
-            print_json(one.told())
+    if wait:
+        all_done = submit_and_wait(client, sending, out, patience, json=json)
+    else:
+        said = list(say_sent(sending, json=json, alone=len(media) == 1, quiet=False))
+        all_done = not any(one.error for one in said)
     if not all_done:
         raise typer.Exit(NOT_ALL)
 
