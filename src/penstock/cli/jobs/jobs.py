@@ -144,6 +144,8 @@ def status(
     json: AsJson = False,
 ) -> None:
     """Show a job, or the newest ones."""
+    if stage is not None:
+        client.check_stage(stage)
     if job is None:
         _show(client, client.jobs(limit=limit, stage=stage), json=json)
         return

@@ -76,6 +76,8 @@ def submit_each(
         key = wish.key if wish.key is None or len(media) == 1 else f"{wish.key}-{number}"
         try:
             kind = kind_of(one, wish.kind, wish.remote)
+            if wish.kind is not None:
+                client.check_kind(kind)
             body = request(client, one, kind, wish.title, progress, remote=wish.remote)
             yield Answer(one, job=client.submit(body, key))
         except (UnavailableError, UnauthenticatedError) as error:
