@@ -117,7 +117,8 @@ def submit(
     """Ask for a job for each of MEDIA. Files are uploaded; one that cannot be is named, and the
     others go on.
 
-    Ends with 0 when all were sent, with --wait when all jobs are complete, and with 1 otherwise.
+    Ends with 0 when all were sent, with --wait when all jobs are complete, and with 1 when some
+    were not. One alone that cannot be sent ends with the code of its error.
     """
     from penstock.cli.jobs.submitting import Wish, say_sent, submit_and_wait, submit_each
 
