@@ -173,6 +173,18 @@ def test_a_job_that_is_not_there_is_an_error_that_says_so(api, word):
     assert code == WRONG_USE and "looks like job_" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("status", "--stage", "Dnoe"), "Queued, MetadataReady, TranscriptComplete, Failed, Canc"),
+        (("submit", "--type", "film", __file__), "audio, video, youtube, document, not film"),
+    ],
+)
+def test_a_word_that_the_api_does_not_know_is_answered_with_those_it_does(api, words, told):
+    code, said = penstock("jobs", *words, api=api)
+    assert code == WRONG_USE and told in said
+
+
 def test_an_api_that_is_not_there_is_an_error_that_says_what_to_do():
     code, said = penstock("jobs", "status", api="http://127.0.0.1:9")
     assert code == UNAVAILABLE

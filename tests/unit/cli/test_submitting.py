@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.jobs.api import Api as RealApi
-from penstock.cli.jobs.submitting import Wish, say_sent, submit_each
+from penstock.cli.jobs.submitting import Wish, say_sent, submit_and_wait, submit_each
 from penstock.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
@@ -60,6 +60,42 @@ def test_the_error_of_one_alone_is_the_error_of_the_command():
         sent(Api(ResourceExhaustedError("no room")), "a.wav")
 
 
+class Leaving(Api):
+    """Takes jobs; its stream of events ends with an error."""
+
+    def __init__(self, *answers, end):
+        super().__init__(*answers)
+        self.end = end
+        self.reached = False
+
+    def stages(self):
+        return ["Queued", "TranscriptComplete"]
+
+    def events(self):
+        raise self.end
+
+
+@pytest.mark.parametrize(
+    ("answers", "end"),
+    [
+        (["job_1", UnavailableError("gone")], None),
+        (["job_1", "job_2"], UnavailableError("gone")),
+        (["job_1", "job_2"], KeyboardInterrupt()),
+    ],
+)
+@pytest.mark.parametrize("json", [False, True])
+def test_whatever_ends_the_waiting_says_which_jobs_there_are(capsys, answers, end, json):
+    api, screen = Leaving(*answers, end=end), Console(file=StringIO())
+    with pytest.raises((UnavailableError, KeyboardInterrupt)):
+        submit_and_wait(
+            api, submit_each(api, ["a.wav", "b.wav"], WISH, screen), screen, 0.0, json=json
+        )
+    told = capsys.readouterr().out.splitlines()
+    sent = [one for one in answers if isinstance(one, str)]
+    assert len(told) == len(sent)
+    assert all(one in line for one, line in zip(sent, told, strict=True))
+
+
 class Uploads(Api):
     """Takes files; remembers what jobs are called."""
 
@@ -91,7 +127,8 @@ def test_a_file_is_sent_whatever_it_is_called(tmp_path, capsys, name, json):
     api, screen = Uploads(), Console(file=StringIO(), force_terminal=True, width=120)
     wish = Wish(kind=None, key=None, title=None, remote=False)
     media = [str(tmp_path / name), f"{tmp_path}/no-{name}"]
-    say_sent(submit_each(api, media, wish, screen), json=json, alone=False, quiet=False)
+    sending = submit_each(api, media, wish, screen)
+    list(say_sent(sending, json=json, alone=False, quiet=False))
     assert api.titles == [STRANGE[name]]
     assert STRANGE[name] in screen.file.getvalue(), "the bar of its upload says so, too"
     told = capsys.readouterr()

@@ -17,6 +17,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.media import MEDIA
 
 _ERRORS: dict[int, type[PenstockError]] = {
@@ -93,11 +94,21 @@ class Api:
     def stages(self) -> list[str]:
         """Where jobs are, one after the other, when nothing goes wrong; as it is for media jobs
         where the API does not say."""
+        return self._told_of_pipeline("stages") or [s.value for s in MEDIA.order]
+
+    def check_stage(self, stage: str) -> None:
+        _check_word("--stage", stage, [*self.stages(), JobStage.FAILED, JobStage.CANCELLED])
+
+    def check_kind(self, kind: str) -> None:
+        """Before a file is uploaded for nothing."""
+        _check_word("--type", kind, self._told_of_pipeline("mediaTypes"))
+
+    def _told_of_pipeline(self, what: str) -> list[str]:
         try:
-            told = self._ask("GET", "/pipeline", needs=("stages",))["stages"]
+            told = self._ask("GET", "/pipeline", needs=(what,))[what]
         except (NotFoundError, FailedPreconditionError):
             told = None
-        return told if isinstance(told, list) and told else [s.value for s in MEDIA.order]
+        return told if isinstance(told, list) else []
 
     def events(self) -> Iterator[dict[str, Any] | None]:
         """Changes of jobs as they come; None when everything should be looked at again, as in the
@@ -189,6 +200,12 @@ def _address(url: str) -> str:
     if not right:
         raise InvalidArgumentError("--api must be an address such as http://127.0.0.1:8080")
     return url
+
+
+def _check_word(option: str, word: str, known: list[str]) -> None:
+    """An API that does not say which there are judges for itself."""
+    if known and word not in known:
+        raise InvalidArgumentError(f"{option} is one of {', '.join(known)}, not {word}")
 
 
 def _sendable(what: str, text: str | None) -> str:

@@ -117,25 +117,19 @@ def submit(
     """Ask for a job for each of MEDIA. Files are uploaded; one that cannot be is named, and the
     others go on.
 
-    Ends with 0 when all were sent, with --wait when all jobs are complete, and with 1 otherwise.
+    Ends with 0 when all were sent, with --wait when all jobs are complete, and with 1 when some
+    were not. One alone that cannot be sent ends with the code of its error.
     """
-    from penstock.cli.jobs.submitting import Wish, say_sent, say_what_failed, submit_each
+    from penstock.cli.jobs.submitting import Wish, say_sent, submit_and_wait, submit_each
 
     out = _err if json else _out
     wish = Wish(kind=kind, key=key, title=title, remote=remote)
     sending = submit_each(client, media, wish, out)
-    answers = say_sent(sending, json=json, alone=len(media) == 1, quiet=wait)
-    all_done = not any(one.error for one in answers)
-    sent = {one.job_id: one.name for one in answers if one.job is not None}
-    if wait and sent:
-        following = follow(client, list(sent), out, patience, sent)
-        for one in answers:
-            one.job = following.jobs.get(one.job_id)
-        all_done = all_done and following.all_complete
-        say_what_failed(answers, following.last_stage, out)
-    if wait and json:
-        for one in answers:
-            print_json(one.told())
+    if wait:
+        all_done = submit_and_wait(client, sending, out, patience, json=json)
+    else:
+        said = list(say_sent(sending, json=json, alone=len(media) == 1, quiet=False))
+        all_done = not any(one.error for one in said)
     if not all_done:
         raise typer.Exit(NOT_ALL)
 
@@ -151,6 +145,8 @@ def status(
     json: AsJson = False,
 ) -> None:
     """Show a job, or the newest ones."""
+    if stage is not None:
+        client.check_stage(stage)
     if job is None:
         _show(client, client.jobs(limit=limit, stage=stage), json=json)
         return

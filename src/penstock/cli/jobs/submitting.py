@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from penstock.cli.brokers.broker import print_json
 from penstock.cli.jobs.asking import kind_of, name_of, request
+from penstock.cli.jobs.following import follow
 from penstock.cli.plain_text import one_line
 from penstock.errors import PenstockError, UnauthenticatedError, UnavailableError
 
@@ -74,6 +76,8 @@ def submit_each(
         key = wish.key if wish.key is None or len(media) == 1 else f"{wish.key}-{number}"
         try:
             kind = kind_of(one, wish.kind, wish.remote)
+            if wish.kind is not None:
+                client.check_kind(kind)
             body = request(client, one, kind, wish.title, progress, remote=wish.remote)
             yield Answer(one, job=client.submit(body, key))
         except (UnavailableError, UnauthenticatedError) as error:
@@ -87,20 +91,60 @@ def submit_each(
             yield Answer(one, error=error)
 
 
-def say_sent(answers: Iterable[Answer], *, json: bool, alone: bool, quiet: bool) -> list[Answer]:
-    """Each as soon as it is known; `alone`: there is one, and its id says all."""
-    heard = []
+def say_sent(
+    answers: Iterable[Answer], *, json: bool, alone: bool, quiet: bool
+) -> Iterator[Answer]:
+    """Each as soon as it is known; `alone`: there is one, and its id says all. `quiet`: only what
+    was not sent, since more is said of the others later."""
     for answer in answers:
-        heard.append(answer)
         if answer.error is not None:
             sys.stderr.write(f"penstock: {one_line(answer.media)} was not sent: {answer.why}\n")
-        if quiet:
-            continue
-        if json:
-            print_json(answer.told())
-        elif answer.error is None:
-            typer.echo(answer.job_id if alone else f"{answer.job_id}  {answer.name}")
-    return heard
+        if not quiet:
+            _say(answer, json=json, alone=alone)
+        yield answer
+
+
+def submit_and_wait(
+    client: Api, sending: Iterable[Answer], out: Console, patience: float, *, json: bool
+) -> bool:
+    """Follow all that are sent to their end, and say what became of them; whether all completed."""
+    answers: list[Answer] = []
+    with _ids_if_left(answers, json=json):
+        answers.extend(say_sent(sending, json=json, alone=False, quiet=True))
+        complete = _follow(client, answers, out, patience)
+    if json:
+        for one in answers:
+            print_json(one.told())
+    return complete and not any(one.error for one in answers)
+
+
+def _follow(client: Api, answers: Sequence[Answer], out: Console, patience: float) -> bool:
+    sent = {one.job_id: one.name for one in answers if one.job is not None}
+    if not sent:
+        return True
+    following = follow(client, list(sent), out, patience, sent)
+    for one in answers:
+        one.job = following.jobs.get(one.job_id)
+    say_what_failed(answers, following.last_stage, out)
+    return following.all_complete
+
+
+@contextmanager
+def _ids_if_left(answers: Sequence[Answer], *, json: bool) -> Iterator[None]:
+    """Whatever ends the waiting, an API that is gone or Ctrl-C: the jobs go on, and are told."""
+    try:
+        yield
+    except BaseException:
+        for answer in answers:
+            _say(answer, json=json, alone=False)
+        raise
+
+
+def _say(answer: Answer, *, json: bool, alone: bool) -> None:
+    if json:
+        print_json(answer.told())
+    elif answer.error is None:
+        typer.echo(answer.job_id if alone else f"{answer.job_id}  {answer.name}")
 
 
 def say_what_failed(answers: Sequence[Answer], complete: str, out: Console) -> None:
