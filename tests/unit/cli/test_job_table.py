@@ -56,7 +56,8 @@ def test_an_api_that_tells_no_names_is_shown_by_ids():
 def test_what_is_known_of_the_media_is_told():
     info = {"size": 1000, "codec": "mp3", "pages": 3, "channelId": "UC1", "speakerRole": "host"}
     told = about(job(1, duration=2.5, characters=1234, info=info))
-    assert told == "2.5 s, 1,000 bytes, mp3, 3 pages, UC1, host, 1,234 letters"
+    assert told == "2.5 s, 1,000 bytes, 3 pages, mp3, UC1, host, 1,234 letters"
+    assert about(job(1, info={"pages": 1})) == "1 page"
 
 
 def name_of_bar(shown, names=()):

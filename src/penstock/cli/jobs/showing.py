@@ -13,7 +13,7 @@ from rich.table import Table
 from penstock.cli.jobs.following import stage_text
 
 _ID = len("job_") + 32
-_INFO = {"codec": "", "pages": " pages", "channelId": "", "speakerRole": ""}
+_INFO = ("codec", "channelId", "speakerRole")
 
 
 def show_jobs(found: Sequence[dict[str, Any]], stages: Sequence[str], out: Console) -> None:
@@ -45,7 +45,9 @@ def about(job: dict[str, Any]) -> str:
         facts.append(f"{duration:.1f} s")
     if size := job.get("size") or info.get("size"):
         facts.append(f"{size:,} bytes")
-    facts += [f"{info[key]}{unit}" for key, unit in _INFO.items() if info.get(key)]
+    if pages := info.get("pages"):
+        facts.append("1 page" if pages == 1 else f"{pages:,} pages")
+    facts += [str(info[key]) for key in _INFO if info.get(key)]
     if (characters := job.get("characters")) is not None:
         facts.append(f"{characters:,} letters")
     return ", ".join(facts)
