@@ -32,7 +32,7 @@ from penstock.jobs.store.records import JobRecord, Standing, Step, standing
 from penstock.jobs.store.said import Said
 from penstock.jobs.telemetry import JobObserver, Subject, say_outcome, span, subject_of
 from penstock.message import Draft
-from penstock.retrying import Persistence, is_retryable, retry
+from penstock.retrying import Outage, Persistence, is_retryable, retry
 from penstock.rules.backoff import Backoff
 from penstock.transactional.outbox import LONGEST_DELAY
 
@@ -77,7 +77,8 @@ class Processing:
     A job that is not in the database becomes a dead letter once another was, which shows that it
     is the right one; until then, and always with `unknown_fails`, it is an error. What cannot be
     worked on here is an error too, `CannotWorkError`, and said once; with `sends_again` it is sent
-    again after a while instead, for runners whose messages nobody brings back.
+    again after a while instead, for runners whose messages nobody brings back. Trouble with the
+    database is told by `outage`, once for all jobs that meet it; runners tell it what they meet.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Processing:
         self._sends_again = sends_again
         self._is_right_database = False
         self._complained: dict[tuple[str, str], float] = {}
+        self.outage = Outage(_log, f"Stage {stage.name} cannot use the database, so its jobs wait")
 
     async def read(self, message: Incoming) -> Job | None:
         """The job in a message; None when there is none, and that has been dealt with."""
@@ -185,7 +187,7 @@ class Processing:
                 raise
             self._complain(job, error)
             seconds = self._settings.maximum_backoff
-            await self._patiently(job, lambda: self._store.try_again(job, seconds, counts=False))
+            await self._patiently(lambda: self._store.try_again(job, seconds, counts=False))
             return _Became("waits", error.reason)
 
     async def _interrupted(self, job: Job) -> None:
@@ -229,9 +231,13 @@ class Processing:
     async def _still_due(self, job: Job) -> bool:
         try:
             record = await self._store.get(job.job_id)
+            self.outage.over()
             return standing(self._store.pipeline, job, record) is Standing.DUE
         except PenstockError as error:
-            _log.warning("Cannot look whether job %s was cancelled: %s", job.job_id, error)
+            if is_retryable(error):
+                self.outage.met(error)
+            else:
+                _log.warning("Cannot look whether job %s was cancelled: %s", job.job_id, error)
             return True
 
     async def keep(self, ended: Attempted) -> None:
@@ -241,10 +247,10 @@ class Processing:
         became = _LOST
         try:
             if isinstance(change, Step):
-                taken = await self._patiently(ended.job, lambda: self._store.step(change))
+                taken = await self._patiently(lambda: self._store.step(change))
                 is_kept = taken is not None
             else:
-                is_kept = await self._patiently(ended.job, lambda: self._store.try_again(*change))
+                is_kept = await self._patiently(lambda: self._store.try_again(*change))
             became = _becomes(ended.outcome) if is_kept else _STALE
         except asyncio.CancelledError:
             await self._interrupted(ended.job)
@@ -260,7 +266,7 @@ class Processing:
         retries = [one for one in changes if not isinstance(one, Step)]
         try:
             taken, postponed = await self._patiently(
-                many[0].job, lambda: self._store.end_together(steps, retries)
+                lambda: self._store.end_together(steps, retries)
             )
         except Exception as error:
             if len(many) == 1 or is_retryable(error):
@@ -345,15 +351,10 @@ class Processing:
             message = replace(message, subscription=self._settings.subscription)
         return dead_letter(message, reason, attempt)
 
-    async def _patiently(self, job: Job, change: Callable[[], Awaitable[T]]) -> T:
-        def say(error: Exception, pause: float) -> None:
-            _log.warning(
-                "The result of stage %s for job %s cannot be stored yet; trying again in %.1f s: "
-                "%s",
-                *(self.stage.name, job.job_id, pause, error),
-            )
-
-        return await retry(change, _KEEPING, on_failure=say)
+    async def _patiently(self, change: Callable[[], Awaitable[T]]) -> T:
+        done = await retry(change, _KEEPING, on_failure=self.outage.met)
+        self.outage.over()
+        return done
 
 
 def _becomes(outcome: Outcome) -> _Became:

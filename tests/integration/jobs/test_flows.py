@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 import random
 from collections import Counter
 from contextlib import suppress
@@ -32,6 +33,7 @@ from penstock.jobs import (
     load_settings,
 )
 from penstock.jobs.store.records import Step
+from penstock.retrying import Persistence
 from penstock.transactional.table import table as outbox_table
 from tests.support.job_scenes import INFO, TEXT, Scene, impatient, jobs_on, looks, until
 
@@ -801,3 +803,80 @@ async def views_agree(scene, jobs):
         if (view.run, view.stage) != (record.job.run, record.job.stage):
             return False
     return True
+
+
+async def test_an_outage_of_the_database_is_told_once_however_many_jobs_meet_it(
+    quick, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO, logger="penstock.jobs")
+    ending, away, met = asyncio.Event(), True, Counter()
+
+    async def holds(_):
+        await ending.wait()
+        return Done(info=INFO)
+
+    async def meets_it_often(name):
+        async def enough():
+            return met[name] >= 9
+
+        await until(enough)
+
+    def is_told_once():
+        texts = [one.getMessage() for one in caplog.records]
+        assert sum("gone" in text for text in texts) == 1
+        assert sum("Back again" in text for text in texts) == 1
+        caplog.clear()
+
+    async with jobs_on(quick, stages=impatient(concurrency=4)) as scene:
+
+        def trouble(name):
+            usual = getattr(scene.system.store, name)
+
+            async def call(*arguments):
+                if away:
+                    met[name] += 1
+                    raise UnavailableError("gone")
+                return await usual(*arguments)
+
+            monkeypatch.setattr(scene.system.store, name, call)
+
+        trouble("begin_unless_suspect")
+        trouble("step")
+        records = [await scene.submit(f"{number}.wav") for number in range(4)]
+        async with scene.working(metadata=holds, transcription=None):
+            await meets_it_often("begin_unless_suspect")
+            away = False
+            for record in records:
+                await until(lambda record=record: called(scene, record))
+            is_told_once()
+            away = True
+            ending.set()
+            await meets_it_often("step")
+            away = False
+            for record in records:
+                await scene.view_at(record.job.job_id, JobStage.METADATA_READY)
+            is_told_once()
+
+
+async def test_a_result_that_cannot_be_kept_for_too_long_costs_the_job_no_attempt(
+    quick, monkeypatch, caplog
+):
+    once = Persistence(backoff=Backoff(), attempts=1)
+    monkeypatch.setattr("penstock.jobs.processing._KEEPING", once)
+    async with jobs_on(quick, stages=impatient(max_attempts=2)) as scene:
+        step, troubles = scene.system.store.step, []
+
+        async def steps(*arguments):
+            if len(troubles) < 4:
+                troubles.append(True)
+                raise UnavailableError("gone")
+            return await step(*arguments)
+
+        monkeypatch.setattr(scene.system.store, "step", steps)
+        async with scene.working(transcription=None):
+            record = await scene.submit()
+            view = await scene.view_at(record.job.job_id, JobStage.METADATA_READY, JobStage.FAILED)
+        assert view.stage is JobStage.METADATA_READY
+        assert len(troubles) == 4
+        # It ended here each time: nobody died of it.
+        assert "never ended" not in caplog.text

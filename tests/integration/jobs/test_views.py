@@ -306,3 +306,9 @@ async def test_how_far_a_topic_was_read_is_kept_for_the_log_it_was_read_in(
         assert await views.position("events") == again
         await views.reached("events", Position(sequence=3))
         assert await views.position("events") == Position(sequence=3)
+        # Begun anew in a log that was restored under its old name.
+        await views.reached("events", far)
+        await views.reached("events", Position(log="one"))
+        assert await views.position("events") == Position(log="one")
+        await views.reached("events", Position(sequence=2, log="one"))
+        assert await views.position("events") == Position(sequence=2, log="one")

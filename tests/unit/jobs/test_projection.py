@@ -175,6 +175,25 @@ async def test_a_log_that_was_restored_while_it_is_followed_is_read_again():
         await until_known(views, 4)
 
 
+async def test_what_was_reached_in_a_log_is_taken_back_when_it_was_restored():
+    """Else each start would find itself in another log than the one it remembers."""
+    broker, views = Restorable(VirtualClock()), JobViews()
+    reached = []
+
+    async def keep(_, position):
+        reached.append(position.sequence)
+
+    views.reached = keep
+    async with projected(broker, views):
+        await broker.publish("job-events", [encode_event(event_of(n)) for n in (1, 2, 3)])
+        await until_known(views, 1, 2, 3)
+        broker.restore(1, event_of(4))
+        await until_known(views, 4)
+        while reached[-1] != 2:
+            await asyncio.sleep(0.1)
+    assert reached[-3:] == [3, 0, 2]
+
+
 async def test_a_log_that_was_restored_and_grew_while_nobody_followed_is_read_again():
     broker, views = Restorable(VirtualClock()), JobViews()
     position = Position()

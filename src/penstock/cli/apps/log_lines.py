@@ -23,16 +23,38 @@ def write_logs(level: str = "INFO", *, as_json: bool = False) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, with whatever fields a record was given: ids, attempts, seconds."""
+    """One JSON object a line, with whatever fields a record was given: ids, attempts, seconds.
+    Whatever is logged, it is a line: whoever reads them by machine cannot read a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, Any] = {
+        fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        # Ours come last: no field of a record can pretend to be the time or the level.
+        fields |= {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
         }
-        fields |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(fields, enc_hook=str).decode()
+        try:
+            return msgspec.json.encode(fields, enc_hook=str).decode()
+        except Exception:
+            # A name that is no UTF-8, or a value that cannot be shown.
+            return msgspec.json.encode({key: _shown(fields[key]) for key in fields}).decode()
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:
+        # Arguments that do not fit are a mistake of whoever logs; what it is about is still said.
+        return str(record.msg)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = str(value)
+    except Exception as error:
+        text = f"<{type(value).__name__}: {type(error).__name__}>"
+    return text.encode(errors="backslashreplace").decode()

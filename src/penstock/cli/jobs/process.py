@@ -18,6 +18,7 @@ def log_to_terminal(*, as_json: bool = False) -> None:
     if as_json:
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonLines())
+        logging.captureWarnings(True)
     for chatty in _CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 

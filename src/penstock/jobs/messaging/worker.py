@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import Self
 
+from penstock.errors import PenstockError
 from penstock.jobs.incoming import Incoming
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.listening import Listener, Listeners
@@ -23,6 +24,7 @@ from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.store.records import JobRecord
 from penstock.jobs.telemetry import subject_of
 from penstock.message import Message
+from penstock.retrying import is_retryable
 from penstock.subscribing import Subscription
 
 _log = logging.getLogger("penstock.jobs")
@@ -44,6 +46,7 @@ class StageWorker:
         self._store = store
         self._room = room or WorkRoom()
         self._at_work: set[str] = set()
+        self._unkept: set[str] = set()
         # Several topics share the concurrency of a stage.
         self._places = asyncio.Semaphore(settings.concurrency)
         self._client = client
@@ -71,10 +74,7 @@ class StageWorker:
             return
         await self._room.enter()
         try:
-            record, is_suspect = await self._store.begin_unless_suspect(job)
-            if is_suspect and job.job_id in self._at_work:
-                # Not dead but here, and its message was delivered again meanwhile.
-                record, is_suspect = await self._store.begin(job), False
+            record, is_suspect = await self._begin(job)
             if not is_suspect:
                 await self._attempt(message, job, record)
                 return
@@ -87,12 +87,39 @@ class StageWorker:
             )
             await self._attempt(message, job, await self._store.begin(job))
 
+    async def _begin(self, job: Job) -> tuple[JobRecord | None, bool]:
+        """What is kept of the job, and whether it may have killed whoever had it last."""
+        record, is_suspect = await self._store.begin_unless_suspect(job)
+        self._processing.outage.over()
+        if not is_suspect:
+            return record, False
+        # Not dead if it is here, and its message was delivered again meanwhile.
+        if job.job_id not in self._at_work:
+            if job.job_id not in self._unkept:
+                return record, True
+            # It ended, but the database was away for so long that it never heard of it.
+            await self._store.interrupt(job)
+            self._unkept.discard(job.job_id)
+        return await self._store.begin(job), False
+
     async def _attempt(self, message: Incoming, job: Job, record: JobRecord | None) -> None:
         self._at_work.add(job.job_id)
         try:
             await self._processing.attempt(message, job, record)
+        except PenstockError as error:
+            if is_retryable(error):
+                self._unkept.add(job.job_id)
+            raise
         finally:
             self._at_work.discard(job.job_id)
+
+    def _tell(self, error: Exception, message: Message) -> None:
+        """Why a message comes again."""
+        if isinstance(error, PenstockError) and is_retryable(error):
+            self._processing.outage.met(error)
+            return
+        subject = subject_of(message.attributes, message.delivery_attempt)
+        log_trouble(error, f"Stage {self.stage.name}", subject)
 
     def _listener(self, subscription: Subscription, drain: float) -> Listener:
         async def handle(message: Message) -> None:
@@ -103,8 +130,7 @@ class StageWorker:
                     # Why was said; the retry policy of the subscription says when it comes again.
                     message.nack()
                 except Exception as error:
-                    subject = subject_of(message.attributes, message.delivery_attempt)
-                    log_trouble(error, f"Stage {self.stage.name}", subject)
+                    self._tell(error, message)
                     message.nack()
                 else:
                     message.ack()

@@ -206,7 +206,9 @@ class Projection:
                 "it is followed from its beginning",
                 self._topic,
             )
-            self._at = Position()
+            self._at = Position(log=extent.identity)
+            # Else the old position stands until the log is longer, and each start begins anew.
+            await self._views.reached(self._topic, self._at)
             for watcher in list(self._watchers):
                 watcher.look_again()
         self._at = replace(self._at, log=extent.identity)

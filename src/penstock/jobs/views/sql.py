@@ -149,12 +149,14 @@ class SqlJobViews:
             "stored": position.stored or None,
         }
         c = sql_positions.c
-        # Others who follow the same log may be further; in another log nobody is.
+        # Others who follow the same log may be further; in another log, or in one that was put
+        # back to an earlier time under its old name, nobody is.
         ahead = or_(c.sequence < position.sequence, c.log.is_distinct_from(values["log"]))
+        where = ahead if position.sequence else None
         async with self._database.transaction() as connection:
             upsert = insert_into(connection, sql_positions).values(topic=topic, **values)
             await connection.execute(
-                upsert.on_conflict_do_update(index_elements=["topic"], set_=values, where=ahead)
+                upsert.on_conflict_do_update(index_elements=["topic"], set_=values, where=where)
             )
 
     async def get(self, job_id: str) -> JobView | None:

@@ -216,7 +216,7 @@ class Views(Protocol):
         ...
 
     async def reached(self, topic: str, position: Position) -> None:
-        """Everything up to there was taken in."""
+        """Everything up to there was taken in; up to 0: the topic is read from its beginning."""
         ...
 
 
