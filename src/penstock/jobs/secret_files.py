@@ -12,7 +12,8 @@ _LARGEST = 2**20
 
 
 def with_files(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The environment, with the values that are in files. A line end after a value is none of it.
+    """The environment, with the values that are in files. A line end after a value is none of it,
+    nor is the mark that some editors put before it.
 
     `InvalidArgumentError` names the variable and the file, and never what is in it.
     """
@@ -32,7 +33,7 @@ def _read(variable: str, path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST + 1)
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except OSError as error:
         why = error.strerror or type(error).__name__
     except UnicodeDecodeError:

@@ -33,6 +33,19 @@ def test_a_released_database_is_shown_written_down_and_upgraded(url):
     assert all(one.current for one in asyncio.run(status(url)) if one.exists)
 
 
+def test_the_address_may_be_in_a_file_as_secrets_are_mounted(tmp_path):
+    secret, other = tmp_path / "secret", f"sqlite:///{tmp_path}/other.db"
+    secret.write_text(f"sqlite:///{tmp_path}/app.db\n")
+    mounted = {"PENSTOCK_DATABASE_FILE": str(secret)}
+    code, said, _ = command_here("db", "upgrade", "--part", "outbox", **mounted)
+    assert code == 0 and "outbox" in said and (tmp_path / "app.db").exists()
+    code, _, said = command_here("db", "status", PENSTOCK_DATABASE=other, **mounted)
+    assert code == WRONG_USE and "are both set" in said
+    # What is typed is meant.
+    assert command_here("db", "upgrade", "--database", other, "--all", **mounted)[0] == 0
+    assert (tmp_path / "other.db").exists()
+
+
 async def release(url):
     async with Database(url) as database:
         await make_released_database(database)

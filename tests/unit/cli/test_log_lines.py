@@ -21,6 +21,8 @@ def test_a_record_is_one_line_with_its_fields_and_its_error():
     assert read["message_id"] == "order-1" and read["odd"] == [1, 2]
     assert read["error"].endswith("ValueError: no\nprice")
     assert read["time"].endswith("+00:00")
+    # For people who look at it all the same.
+    assert list(read)[:4] == ["time", "level", "logger", "message"]
 
 
 class _Unshowable:

@@ -165,7 +165,8 @@ def test_secrets_are_not_shown():
 
 def test_every_setting_may_be_in_a_file_as_containers_are_given_their_secrets(tmp_path):
     key, tokens = tmp_path / "key", tmp_path / "tokens"
-    key.write_text("a secret\n")
+    # With the mark that some editors put before a text.
+    key.write_text("a secret\n", encoding="utf-8-sig")
     tokens.write_text('{"a-token-of-user-one": "user-1"}')
     settings = load_settings(
         environ={

@@ -27,14 +27,15 @@ class JsonLines(logging.Formatter):
     Whatever is logged, it is a line: whoever reads them by machine cannot read a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-        # Ours come last: no field of a record can pretend to be the time or the level.
-        fields |= {
+        fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname,
             "logger": record.name,
             "message": _message(record),
         }
+        # No field of a record can pretend to be one of these.
+        hidden = _STANDARD | fields.keys()
+        fields |= {key: value for key, value in vars(record).items() if key not in hidden}
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
         try:
