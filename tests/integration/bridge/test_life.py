@@ -161,7 +161,7 @@ async def test_closing_publishes_what_the_relay_has_in_hand(url, monkeypatch):
     await kit.broker.open()
     await kit.bridge.startup()
     begun, go_on = asyncio.Event(), asyncio.Event()
-    claim = kit.bridge.relay._claims.claim
+    claim = kit.bridge.relay._claims.claim_in
 
     async def claimed(*arguments, **options):
         found = await claim(*arguments, **options)
@@ -170,7 +170,7 @@ async def test_closing_publishes_what_the_relay_has_in_hand(url, monkeypatch):
             await go_on.wait()
         return found
 
-    monkeypatch.setattr(kit.bridge.relay._claims, "claim", claimed)
+    monkeypatch.setattr(kit.bridge.relay._claims, "claim_in", claimed)
     await kit.bridge.publish(event_type="a.b", payload={"id": 1})
     await begun.wait()
     closing = asyncio.create_task(kit.bridge.aclose())

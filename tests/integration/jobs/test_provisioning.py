@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,7 +22,14 @@ pytestmark = pytest.mark.real_time
 
 @asynccontextmanager
 async def system_on(place: Place, pubsub: PubSub, **settings: Any) -> AsyncIterator[JobSystem]:
-    loaded = load_settings(environ={}, url=place.url, database=place.database, **settings)
+    loaded = load_settings(
+        environ={},
+        url=place.url,
+        database=place.database,
+        # A folder that is there, which a stage asks for before it works.
+        media={"root": str(Path(place.database.removeprefix("sqlite:///")).parent)},
+        **settings,
+    )
     async with job_system(loaded, pubsub=pubsub) as system:
         yield system
 

@@ -173,7 +173,7 @@ def test_the_topics_are_made_by_whoever_is_first(settings, tmp_path):
     """The first command of a new place may be this one."""
 
     nowhere = SimpleNamespace(conf={"spark.master": "local[2]"})
-    ended = SimpleNamespace(awaitTermination=lambda _: True, recentProgress=())
+    ended = SimpleNamespace(awaitTermination=lambda _: True, lastProgress=None)
     there = []
 
     class Watched(SparkPipeline):
