@@ -24,6 +24,7 @@ import nkeys  # type: ignore[import-untyped]
 import psycopg
 
 from penstock.brokers.nats.local import process as server
+from penstock.errors import UnavailableError
 
 
 class NatsServer:
@@ -69,7 +70,17 @@ class NatsServer:
         """Start, on the same port as before if there was one."""
         config = self.folder / "server.conf"
         config.write_text(self._config())
-        self.pid, self.port = server.start(config, self.folder / "log", self.folder / "run")
+        until = time.monotonic() + 20
+        while True:
+            try:
+                self.pid, self.port = server.start(config, self.folder / "log", self.folder / "run")
+            except UnavailableError as error:
+                # While it was away somebody was given its port, for a connection to elsewhere.
+                if "address already in use" not in str(error) or time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
 
     def kill(self) -> None:
         """As a power cut would, but for the page cache."""

@@ -17,7 +17,9 @@ sys.version_info = (3, 9, 2)
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
 WAITS = f"""
-import runpy, sys
+import runpy, signal, sys
+# Whoever runs the tests in the background may have them ignore it, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 script = runpy.run_path({str(SCRIPT)!r}, run_name="script")
 wait = "print('installing', flush=True); import time; time.sleep(600)"
 

@@ -294,6 +294,8 @@ async def test_req_2_6_a_long_handler_keeps_its_message(quick, extended, monkeyp
         async def slow(_):
             deliveries.append(True)
             await asyncio.sleep(1.5)
+            while not extended and len(deliveries) == 1:
+                await asyncio.sleep(0.05)
             return Done(info=INFO)
 
         async with scene.working(metadata=slow, transcription=None):

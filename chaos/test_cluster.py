@@ -6,17 +6,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
-from penstock.jobs import MEDIA, JobStage, load_settings
-from penstock.spark.session.shipping import ship
 from tests.support import nats_scenes
 from tests.support.nats_scenes import fill, make
-from tests.support.servers import NatsServer
+from tests.support.servers import NatsServer, PostgresServer
 from tests.support.spark_cluster import SparkCluster, driver_environment
 from tests.support.spark_jobs import records, stored, submit, views, wait_for
 
+from penstock.jobs import MEDIA, JobStage, load_settings
+from penstock.spark.session.shipping import ship
+
 pytestmark = pytest.mark.timeout(900)
-DRIVER = Path(__file__).parents[2] / "support" / "cluster_driver.py"
+DRIVER = Path(__file__).parents[1] / "tests" / "support" / "cluster_driver.py"
 JOBS = 30
 
 
@@ -24,6 +24,12 @@ JOBS = 30
 def server(tmp_path):
     (tmp_path / "nats").mkdir()
     with NatsServer(tmp_path / "nats") as running:
+        yield running
+
+
+@pytest.fixture
+def postgres():
+    with PostgresServer() as running:
         yield running
 
 
