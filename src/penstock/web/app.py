@@ -25,17 +25,9 @@ from penstock.web.health import Health
 from penstock.web.jobs_api import JobsApi
 from penstock.web.own_jobs import OwnJobs
 from penstock.web.references import References
+from penstock.web.refusing import SECURITY_HEADERS
 from penstock.web.streams import Streams
 from penstock.web.uploads import TooLargeError, Uploads
-
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 
 
 def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
@@ -147,5 +139,5 @@ async def _with_headers(message: Message, _: Scope) -> None:
     instance, are answers as well."""
     if message["type"] == "http.response.start":
         headers = MutableScopeHeaders.from_message(message)
-        for name, value in _HEADERS.items():
+        for name, value in SECURITY_HEADERS.items():
             headers.setdefault(name, value)

@@ -12,6 +12,7 @@ import uvicorn
 from litestar import Litestar
 
 from penstock.errors import UnavailableError
+from penstock.web.refusing import Protocol
 
 _log = logging.getLogger("penstock.web")
 
@@ -45,7 +46,7 @@ async def serve(
             server_header=False,
             timeout_graceful_shutdown=3,
             timeout_keep_alive=15,
-            limit_concurrency=1000,
+            http=Protocol,
             lifespan="on",
         )
     )

@@ -21,7 +21,7 @@ from penstock.jobs import Done, JobStage, Reject, load_settings
 from penstock.jobs.model.reasons import meaning_of
 from penstock.jobs.store.records import jobs
 from penstock.jobs.telemetry import JobObservers, LoggingObserver, PrometheusJobObserver
-from penstock.web import create_app, serve, streams
+from penstock.web import create_app, refusing, serve, streams
 from penstock.web.access import Access, is_loopback
 from penstock.web.streams import Streams
 from penstock.web.uploads import Uploads
@@ -675,6 +675,32 @@ async def test_every_answer_carries_the_headers_that_protect_its_reader(quick):
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["referrer-policy"] == "no-referrer"
             assert answer.headers["cache-control"] == "no-store"
+
+
+async def raw_answer(client, *said):
+    """What the server says to something that may be no HTTP."""
+    address = client.base_url
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    for one in said:
+        writer.write(one)
+    answer = await reader.read()
+    writer.close()
+    return answer.decode()
+
+
+async def test_what_is_no_http_and_a_connection_too_many_are_answered_like_all_others(
+    quick, monkeypatch
+):
+    async with api_on(quick, work=False) as (client, _):
+        broken = await raw_answer(client, b"\x16\x03\x01 what is this\r\n\r\n")
+        monkeypatch.setattr(refusing, "MOST_CONNECTIONS", 0)
+        too_many = await raw_answer(client)
+        monkeypatch.undo()
+        assert broken.startswith("HTTP/1.1 400 Bad Request\r\n")
+        assert too_many.startswith("HTTP/1.1 503 Service Unavailable\r\n")
+        for name, value in refusing.SECURITY_HEADERS.items():
+            assert f"{name}: {value}\r\n" in broken and f"{name}: {value}\r\n" in too_many
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_what_a_database_says_is_for_the_log_and_not_for_whoever_asks(quick, caplog):
