@@ -47,7 +47,8 @@ class Replaying:
         await sub.seek(received[0].publish_time - timedelta(seconds=1))
         await scene.eventually(lambda: len(received) == 7)
         await scene.seconds(0.2)
-        assert [m.data for m in received[3:]] == [b"three", b"one", b"two", b"three"]
+        assert received[3].data == b"three"
+        assert sorted(m.data for m in received[4:]) == [b"one", b"three", b"two"]
 
     @behaviour("seek", "backlog")
     async def test_seeking_forward_acks_what_is_before(self, scene: Scene) -> None:
@@ -79,7 +80,8 @@ class Replaying:
     ) -> None:
         topic, sub = await scene.pair()
         await _publish(topic, "acked", "unacked")
-        [first, second] = await scene.pull(sub, 2)
+        # Nothing is said about the order of messages without a key.
+        [first, second] = sorted(await scene.pull(sub, 2), key=lambda d: d.record.data)
         await scene.settle(sub, first, Verb.ACK)
         if scene.broker.capabilities.backlog:
             await scene.backlog_becomes(sub, 1)
@@ -101,7 +103,7 @@ class Replaying:
         again: list[Delivery] = []
         while pulled := await scene.pull(sub):
             again += pulled
-        assert [d.record.data for d in again] == [b"unacked", b"later"]
+        assert sorted(d.record.data for d in again) == [b"later", b"unacked"]
         await scene.pubsub.delete_snapshot(snapshot)
         with pytest.raises(NotFoundError, match=snapshot):
             await sub.seek(snapshot)

@@ -26,7 +26,7 @@ class Subjects:
         assert [isinstance(answer, PublishFault) for answer in answers] == [False] * 2 + [True] * 2
         assert all(isinstance(fault.error, InvalidArgumentError) for fault in refused)
         received = await scene.pull(sub)
-        assert [delivery.record.subject for delivery in received] == subjects[:2]
+        assert {delivery.record.subject for delivery in received} == set(subjects[:2])
 
     @behaviour("subjects")
     async def test_a_subscription_sees_its_subjects_only(self, scene: Scene) -> None:
