@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support import nats_scenes
 from tests.support.nats_scenes import fill, make
-from tests.support.servers import NatsServer, PostgresServer
-from tests.support.spark_cluster import SparkCluster, driver_environment
+from tests.support.spark_cluster import driver_environment
 from tests.support.spark_jobs import records, stored, submit, views, wait_for
 
 from penstock.jobs import MEDIA, JobStage, load_settings
@@ -18,25 +17,6 @@ from penstock.spark.session.shipping import ship
 pytestmark = pytest.mark.timeout(900)
 DRIVER = Path(__file__).parents[1] / "tests" / "support" / "cluster_driver.py"
 JOBS = 30
-
-
-@pytest.fixture
-def server(tmp_path):
-    (tmp_path / "nats").mkdir()
-    with NatsServer(tmp_path / "nats") as running:
-        yield running
-
-
-@pytest.fixture
-def postgres():
-    with PostgresServer() as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    with SparkCluster(tmp_path / "spark") as running:
-        yield running
 
 
 def test_what_is_shipped_reads_writes_and_runs_the_pipeline_though_a_worker_dies(

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.support.servers import NatsServer, PostgresServer
-from tests.support.spark_cluster import SparkCluster, driver_environment
+from tests.support.spark_cluster import driver_environment
 from tests.support.spark_jobs import records, stored
 
 from chaos.drivers import Driver
@@ -33,16 +32,8 @@ def times(what, usual):
 
 
 @pytest.fixture
-def settings(tmp_path):
-    (tmp_path / "nats").mkdir()
-    with NatsServer(tmp_path / "nats") as server, PostgresServer() as postgres:
-        yield load_settings(environ={}, url=server.url, database=postgres.new_database())
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    with SparkCluster(tmp_path / "spark") as running:
-        yield running
+def settings(server, postgres):
+    return load_settings(environ={}, url=server.url, database=postgres.new_database())
 
 
 class Asking:

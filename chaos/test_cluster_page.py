@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.nats_scenes import stored
-from tests.support.servers import NatsServer, free_port
+from tests.support.servers import free_port
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "cluster.md").read_text().partition("\n## On Kubernetes")[0]
@@ -48,21 +48,6 @@ def install_client(folder):
     script.write_text(INSTALL.format(names=CLIENT, here=sysconfig.get_path("purelib")))
     script.chmod(0o755)
     return script
-
-
-@pytest.fixture
-def server(tmp_path):
-    (tmp_path / "nats").mkdir()
-    with NatsServer(tmp_path / "nats") as running:
-        yield running
-
-
-@pytest.fixture
-def postgres():
-    from tests.support.servers import PostgresServer
-
-    with PostgresServer() as running:
-        yield running
 
 
 def test_the_page_works_command_by_command(server, postgres, tmp_path):

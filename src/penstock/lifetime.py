@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+
+@asynccontextmanager
+async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Work that goes on while this is entered; leaving ends it and waits until it has."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 class AsyncClosing(ABC):

@@ -30,6 +30,7 @@ from penstock.jobs.views.memory import JobViews
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.sql import SqlJobViews
 from penstock.jobs.views.view import Views
+from penstock.lifetime import running_beside
 from penstock.message import Draft
 from penstock.transactional import Database, Outbox, Relay
 
@@ -126,12 +127,8 @@ async def _cleaning(outbox: Outbox) -> AsyncIterator[None]:
                 _log.warning("The outbox could not be cleaned: %s", error)
             await asyncio.sleep(_CLEAN_EVERY)
 
-    cleaner = asyncio.get_running_loop().create_task(clean())
-    try:
+    async with running_beside(clean()):
         yield
-    finally:
-        cleaner.cancel()
-        await asyncio.wait({cleaner})
 
 
 @asynccontextmanager

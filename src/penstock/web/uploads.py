@@ -26,6 +26,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.jobs.settings import UPLOAD, UPLOADS, MediaSettings
+from penstock.lifetime import running_beside
 from penstock.media.extensions import EXTENSIONS
 
 _log = logging.getLogger("penstock.web")
@@ -150,12 +151,8 @@ class Uploads:
                     _log.warning("Old uploads could not be removed: %s", error.strerror)
                 await asyncio.sleep(_SWEEP_EVERY)
 
-        sweeper = asyncio.get_running_loop().create_task(sweep())
-        try:
+        async with running_beside(sweep()):
             yield
-        finally:
-            sweeper.cancel()
-            await asyncio.wait({sweeper})
 
     def _folder(self, user_id: str) -> Path:
         if self._root is None:

@@ -15,6 +15,7 @@ import typer
 
 from penstock.cli.apps.pages import Page, serving
 from penstock.errors import InvalidArgumentError
+from penstock.lifetime import running_beside
 from penstock.retrying import Outage
 
 if TYPE_CHECKING:
@@ -126,10 +127,8 @@ async def keeping_ready(system: JobSystem, readiness: Readiness) -> AsyncIterato
                 outage.over()
             await asyncio.sleep(_LOOK_EVERY)
 
-    looking = asyncio.get_running_loop().create_task(look())
-    try:
-        yield
-    finally:
-        readiness.lacks = "it is stopping"
-        looking.cancel()
-        await asyncio.wait({looking})
+    async with running_beside(look()):
+        try:
+            yield
+        finally:
+            readiness.lacks = "it is stopping"

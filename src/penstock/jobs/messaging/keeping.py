@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from penstock.broker import Admin
 from penstock.errors import NotFoundError, PermissionDeniedError
 from penstock.jobs.messaging.client import PubSubClient
+from penstock.lifetime import running_beside
 from penstock.retrying import Failures, Outage, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
 from penstock.subscribing import Subscription
@@ -102,11 +103,5 @@ async def keeping(client: PubSubClient) -> AsyncIterator[None]:
             await make_again(client)
         outage.over()
 
-    keeper = asyncio.get_running_loop().create_task(
-        keep_doing(look, Failures(_TROUBLE), on_failure=outage.met)
-    )
-    try:
+    async with running_beside(keep_doing(look, Failures(_TROUBLE), on_failure=outage.met)):
         yield
-    finally:
-        keeper.cancel()
-        await asyncio.wait({keeper})
