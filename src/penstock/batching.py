@@ -53,7 +53,7 @@ class GroupCommit(Generic[Item, Result]):
         # By place among what waits, and in the call that runs: most settlements want no answer.
         self._answers: list[tuple[int, asyncio.Future[Result]]] = []
         self._calling: list[tuple[int, asyncio.Future[Result]]] = []
-        self._in_call = 0
+        self._batch: list[Item] = []
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class GroupCommit(Generic[Item, Result]):
     @property
     def unanswered(self) -> int:
         """Items that wait or are in the call that runs."""
-        return self._in_call + len(self._waiting)
+        return len(self._batch) + len(self._waiting)
 
     def add(self, item: Item) -> None:
         """Have it done, without an answer: `act` must tell of failures by itself."""
@@ -107,9 +107,7 @@ class GroupCommit(Generic[Item, Result]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                batch = self._take()
-                if batch:
-                    await self._call(batch)
+                await self._call()
                 if self._quiet_turns:
                     await self._gather()
         finally:
@@ -120,10 +118,16 @@ class GroupCommit(Generic[Item, Result]):
         """Nobody waits for ever: who is left here was cancelled with the work itself."""
         for _, answer in (*self._calling, *self._answers):
             answer.cancel()
-        self._task, self._in_call = None, 0
-        self._waiting, self._answers, self._calling = [], [], []
+        self._task = None
+        self._waiting, self._answers = [], []
+        self._batch, self._calling = [], []
 
     def _take(self) -> list[Item]:
+        """What is in the call from now on."""
+        self._batch = self._next()
+        return self._batch
+
+    def _next(self) -> list[Item]:
         cut = self._most if self._measure is None else self._measured(self._measure)
         batch, self._waiting = self._waiting[:cut], self._waiting[cut:]
         if not self._answers:
@@ -149,21 +153,30 @@ class GroupCommit(Generic[Item, Result]):
                 return at
         return len(self._waiting)
 
-    async def _call(self, batch: list[Item]) -> None:
-        self._in_call = len(batch)
-        calling = self._calling
+    async def _call(self) -> None:
         try:
-            results = await self._results(batch)
+            results = await self._answered()
         except Exception as error:
-            if self._all_or_none and len(batch) > 1:
-                await self._one_by_one(batch)
-            else:
-                _fail(calling, error)
+            await self._call_failed(error)
         else:
-            for at, answer in calling:
+            for at, answer in self._calling:
                 if not answer.done():
                     answer.set_result(results[at])
-        self._calling, self._in_call = [], 0
+        self._batch, self._calling = [], []
+
+    async def _answered(self) -> Sequence[Result]:
+        """Take what goes together and have it done."""
+        batch = self._take()
+        return await self._results(batch) if batch else []
+
+    async def _call_failed(self, error: Exception) -> None:
+        # One that could not even begin would not begin for each of them either.
+        began = bool(self._batch)
+        batch = self._batch if began else self._take()
+        if began and self._all_or_none and len(batch) > 1:
+            await self._one_by_one(batch)
+        else:
+            _fail(self._calling, error)
 
     async def _one_by_one(self, batch: list[Item]) -> None:
         for at, answer in self._calling:

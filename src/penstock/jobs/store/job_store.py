@@ -50,9 +50,12 @@ from penstock.jobs.store.records import (
 )
 from penstock.jobs.store.said import Said, again, of_stage, say
 from penstock.transactional import Database, Outbox
+from penstock.transactional.group_transaction import GroupTransaction
 from penstock.transactional.schema import prepare
 
 T = TypeVar("T")
+# A kind of change: makes those of its kind that are wanted, and answers each.
+_Change = Callable[[AsyncConnection, Sequence[Any]], Awaitable[Sequence[Any]]]
 
 
 class ProcessingJobStore:
@@ -77,11 +80,10 @@ class ProcessingJobStore:
         self.pipeline = self._settings.pipeline
         self._told = [on_commit]
         self._reads = GroupCommit(self._get_many, all_or_none=True)
-        self._creating = GroupCommit(self._create_all, all_or_none=True)
-        self._steps = GroupCommit(self._take_all, all_or_none=True)
-        self._begins = GroupCommit(self._begin_each, all_or_none=True)
-        self._retries = GroupCommit(self._try_again_all, all_or_none=True)
-        self._sends = GroupCommit(self._send_all, all_or_none=True)
+        # Whatever it is that changes: a transaction costs the same for all kinds as for one.
+        self._changes: GroupTransaction[tuple[_Change, Any], Any] = GroupTransaction(
+            database, self._change_all, on_commit=self._on_changes
+        )
 
     async def __aenter__(self) -> Self:
         await prepare(self.database, "jobs", metadata)
@@ -90,11 +92,7 @@ class ProcessingJobStore:
 
     async def __aexit__(self, *_: object) -> None:
         await self._reads.aclose()
-        await self._creating.aclose()
-        await self._steps.aclose()
-        await self._begins.aclose()
-        await self._retries.aclose()
-        await self._sends.aclose()
+        await self._changes.aclose()
 
     @contextmanager
     def telling(self, call: Callable[[], None]) -> Iterator[None]:
@@ -165,21 +163,31 @@ class ProcessingJobStore:
 
     # Changing.
 
+    async def _change_all(
+        self, connection: AsyncConnection, wanted: Sequence[tuple[_Change, Any]]
+    ) -> Sequence[Any]:
+        places: dict[_Change, list[int]] = {}
+        for at, (change, _) in enumerate(wanted):
+            places.setdefault(change, []).append(at)
+        answers: list[Any] = [None] * len(wanted)
+        for change, of_it in places.items():
+            given = await change(connection, [wanted[at][1] for at in of_it])
+            for at, answer in zip(of_it, given, strict=True):
+                answers[at] = answer
+        return answers
+
+    def _on_changes(self, made: Sequence[tuple[_Change, Any]]) -> None:
+        if any(change != self._begin_each for change, _ in made):
+            self._on_commit()
+
     async def add(self, new: NewJob) -> tuple[JobRecord, bool]:
         """Keep a new job and say that it is there, and True; or what is kept of it, and False.
         `AlreadyExistsError` when that was asked for by somebody else or differently."""
-        answer = await self._creating.do(new)
+        answer: tuple[JobRecord, bool] | AlreadyExistsError
+        answer = await self._changes.do((self.create, new))
         if isinstance(answer, AlreadyExistsError):
             raise answer
         return answer
-
-    async def _create_all(
-        self, new: Sequence[NewJob]
-    ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
-        async with self.database.transaction() as connection:
-            answers = await self.create(connection, new)
-        self._on_commit()
-        return answers
 
     async def create(
         self, connection: AsyncConnection, new: Sequence[NewJob]
@@ -200,13 +208,8 @@ class ProcessingJobStore:
 
     async def step(self, step: Step) -> JobRecord | None:
         """Take a step and say so; None when the job is no longer where the step begins."""
-        return await self._steps.do(step)
-
-    async def _take_all(self, steps: Sequence[Step]) -> Sequence[JobRecord | None]:
-        async with self.database.transaction() as connection:
-            answers = await self.take(connection, steps)
-        self._on_commit()
-        return answers
+        taken: JobRecord | None = await self._changes.do((self.take, step))
+        return taken
 
     async def take(
         self, connection: AsyncConnection, steps: Sequence[Step]
@@ -277,12 +280,12 @@ class ProcessingJobStore:
 
     async def send(self, said: Said) -> None:
         """Say something that is of no job, a dead letter that does not decode for instance."""
-        await self._sends.do(said)
+        await self._changes.do((self._send_all, said))
 
-    async def _send_all(self, messages: Sequence[Said]) -> Sequence[None]:
-        async with self.database.transaction() as connection:
-            await say(self.outbox, connection, messages)
-        self._on_commit()
+    async def _send_all(
+        self, connection: AsyncConnection, messages: Sequence[Said]
+    ) -> Sequence[None]:
+        await say(self.outbox, connection, messages)
         return [None] * len(messages)
 
     # Attempts are counted here, not by a broker: one counts what it delivered, whatever became of
@@ -291,55 +294,54 @@ class ProcessingJobStore:
     async def begin(self, job: Job) -> JobRecord | None:
         """Count an attempt at a job if it is due, before it is made; it ends with a step, with
         `try_again` or with `interrupt`, and is `trying` until then. Returns what is kept of it."""
-        kept, _ = await self._begin([job], suspects_too=True)
+        async with self.database.transaction() as connection:
+            kept, _ = await self._begin(connection, [job], suspects_too=True)
         return kept.get(job.job_id)
 
     async def begin_unless_suspect(self, job: Job) -> tuple[JobRecord | None, bool]:
         """`begin`, unless the job's last attempt never ended, which the second answer says: then
         nothing was counted."""
-        return await self._begins.do(job)
+        begun: tuple[JobRecord | None, bool] = await self._changes.do((self._begin_each, job))
+        return begun
 
-    async def _begin_each(self, wanted: Sequence[Job]) -> Sequence[tuple[JobRecord | None, bool]]:
-        kept, suspects = await self._begin(wanted, suspects_too=False)
+    async def _begin_each(
+        self, connection: AsyncConnection, wanted: Sequence[Job]
+    ) -> Sequence[tuple[JobRecord | None, bool]]:
+        kept, suspects = await self._begin(connection, wanted, suspects_too=False)
         return [(kept.get(job.job_id), job.job_id in suspects) for job in wanted]
 
     async def begin_together(
         self, wanted: Sequence[Job]
     ) -> tuple[dict[str, JobRecord], frozenset[str]]:
         """`begin` for all but suspects, which are named: jobs whose last attempt never ended."""
-        return await self._begin(wanted, suspects_too=False)
+        async with self.database.transaction() as connection:
+            return await self._begin(connection, wanted, suspects_too=False)
 
     async def _begin(
-        self, wanted: Sequence[Job], *, suspects_too: bool
+        self, connection: AsyncConnection, wanted: Sequence[Job], *, suspects_too: bool
     ) -> tuple[dict[str, JobRecord], frozenset[str]]:
-        async with self.database.transaction() as connection:
-            kept = await self.find(connection, [job.job_id for job in wanted], lock=True)
-            due = [
-                record
-                for job in wanted
-                if (record := kept.get(job.job_id)) is not None
-                and standing(self.pipeline, job, record) is Standing.DUE
-            ]
-            begun = {
-                record.job.job_id: replace(record, attempts=record.attempts + 1, trying=True)
-                for record in due
-                if suspects_too or not record.trying
-            }
-            if begun:
-                rows = [{"id": job_id, "begun": one.attempts} for job_id, one in begun.items()]
-                await BEGIN.execute(connection, rows)
+        kept = await self.find(connection, [job.job_id for job in wanted], lock=True)
+        due = [
+            record
+            for job in wanted
+            if (record := kept.get(job.job_id)) is not None
+            and standing(self.pipeline, job, record) is Standing.DUE
+        ]
+        begun = {
+            record.job.job_id: replace(record, attempts=record.attempts + 1, trying=True)
+            for record in due
+            if suspects_too or not record.trying
+        }
+        if begun:
+            rows = [{"id": job_id, "begun": one.attempts} for job_id, one in begun.items()]
+            await BEGIN.execute(connection, rows)
         return kept | begun, frozenset(r.job.job_id for r in due) - begun.keys()
 
     async def try_again(self, job: Job, seconds: float, *, counts: bool = True) -> bool:
         """The attempt failed, and the job is sent again after so long; False when it has gone on,
         or somebody else has ended the attempt. One that does not count was not the job's fault."""
-        return await self._retries.do((job, seconds, counts))
-
-    async def _try_again_all(self, wanted: Sequence[tuple[Job, float, bool]]) -> Sequence[bool]:
-        async with self.database.transaction() as connection:
-            answers = await self._postpone(connection, wanted)
-        self._on_commit()
-        return answers
+        postponed: bool = await self._changes.do((self._postpone, (job, seconds, counts)))
+        return postponed
 
     async def _postpone(
         self, connection: AsyncConnection, wanted: Sequence[tuple[Job, float, bool]]
