@@ -185,6 +185,12 @@ def test_a_word_that_the_api_does_not_know_is_answered_with_those_it_does(api, w
     assert code == WRONG_USE and told in said
 
 
+def test_a_file_that_is_named_like_another_media_type_is_a_mistake_that_says_what_to_do(api):
+    words = ("submit", "--wait", "--type", "document", str(SAMPLES / "weather.wav"))
+    code, said = penstock("jobs", *words, api=api)
+    assert code == WRONG_USE and "ask for it as audio" in said
+
+
 def test_an_api_that_is_not_there_is_an_error_that_says_what_to_do():
     code, said = penstock("jobs", "status", api="http://127.0.0.1:9")
     assert code == UNAVAILABLE
