@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from penstock.cli.brokers.broker import AsJson, print_json
+from penstock.cli.exit_codes import NOT_ALL
 from penstock.cli.file_options import or_in_file
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
@@ -39,15 +41,19 @@ All = Annotated[bool, typer.Option("--all", help="All parts, also those not used
 
 
 @db.command()
-def status(database: Address = None) -> None:
+def status(database: Address = None, json: AsJson = False) -> None:
     """Say which versions a database has; ends with 1 when one of them is not what is needed."""
     from penstock.transactional import schema
 
     found = on_database(database, schema.status, create=False)
     for one in found:
-        typer.echo(f"{one.part.name:<8} {one}")
+        if json:
+            versions = {"has": one.has, "needs": one.part.head}
+            print_json({"part": one.part.name, "exists": one.exists, **versions})
+        else:
+            typer.echo(f"{one.part.name:<8} {one}")
     if any(one.exists and not one.current for one in found):
-        raise typer.Exit(1)
+        raise typer.Exit(NOT_ALL)
 
 
 @db.command()

@@ -335,6 +335,13 @@ def test_a_stream_that_ends_is_taken_up_again():
     assert code == 0 and "TranscriptComplete" in said
 
 
+def test_who_watches_for_a_script_writes_a_line_for_each_change_and_nothing_else():
+    with impostor(completes_after=3) as address:
+        ended = command_here("jobs", "watch", "job_" + "a" * 32, "--json", PENSTOCK_API_URL=address)
+    told = [json.loads(line) for line in ended.out.splitlines()]
+    assert ended.code == 0 and [one["stage"] for one in told] == ["Queued", "TranscriptComplete"]
+
+
 @pytest.mark.parametrize("body", [b"<html>", b'{"jobs": [1]}'])
 @pytest.mark.parametrize("words", [("jobs", "status"), WAIT, ("jobs", "watch")])
 def test_an_answer_of_something_else_is_an_error_that_says_so(words, body):

@@ -82,8 +82,10 @@ def there(name: str) -> str:
 
 
 def print_json(value: Any) -> None:
+    """At once: whoever reads it through a pipe may wait for this line."""
     # Names that know more than their text are text all the same.
     sys.stdout.write(f"{msgspec.json.encode(value, enc_hook=_plain).decode()}\n")
+    sys.stdout.flush()
 
 
 def _plain(value: Any) -> str:
