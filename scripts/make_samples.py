@@ -1,4 +1,5 @@
-"""Makes `examples/media/`: short clips of synthesised speech and a few documents.
+"""Makes `examples/media/`: short clips of synthesised speech and a few documents; and one in French
+for the tests.
 
     apt-get install espeak-ng          # the voice; nothing else of the machine is used
     .venv/bin/python scripts/make_samples.py
@@ -20,7 +21,9 @@ import av
 import msgspec
 import numpy as np
 
-FOLDER = Path(__file__).parents[1] / "examples" / "media"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "examples" / "media"
+FRENCH = ROOT / "tests" / "support" / "media" / "french.ogg"
 
 SPEECH = {
     "weather.wav": ("It will be warm and sunny in the afternoon.", 16_000),
@@ -31,6 +34,10 @@ SPEECH = {
     "river.mp4": ("The boat went slowly down the river to the sea.", 22_050),
     "winter.webm": ("In winter the days are short and the nights are long.", 48_000),
 }
+IN_FRENCH = (
+    "En hiver les jours sont courts et les nuits sont longues. "
+    "Le bateau descendait lentement la rivière vers la mer."
+)
 CODECS = {"mp3": "libmp3lame", "ogg": "libopus", "m4a": "aac", "flac": "flac", "mp4": "aac"}
 VIDEO = {"mp4": ("libx264", "h264"), "webm": ("libvpx", "vp8")}
 TITLE = "Water at work"
@@ -40,8 +47,8 @@ PARAGRAPHS = (
 )
 
 
-def speak(text: str) -> tuple[np.ndarray[Any, Any], int]:
-    command = ["espeak-ng", "-v", "en-us", "-s", "150", "--stdout", text]
+def speak(text: str, voice: str) -> tuple[np.ndarray[Any, Any], int]:
+    command = ["espeak-ng", "-v", voice, "-s", "150", "--stdout", text]
     spoken = subprocess.run(command, capture_output=True, check=True).stdout
     # espeak-ng writes to a pipe, so the sizes in its header are wrong; the samples are not.
     with wave.open(io.BytesIO(spoken)) as file:
@@ -57,8 +64,8 @@ def resampled(samples: np.ndarray[Any, Any], rate: int, wanted: int) -> list[av.
     return [*resampler.resample(frame), *resampler.resample(None)]
 
 
-def write_clip(path: Path, text: str, rate: int) -> dict[str, Any]:
-    samples, spoken_rate = speak(text)
+def write_clip(path: Path, text: str, rate: int, voice: str = "en-us") -> dict[str, Any]:
+    samples, spoken_rate = speak(text, voice)
     frames = resampled(samples, spoken_rate, rate)
     kind = path.suffix[1:]
     with av.open(str(path), "w") as container:
@@ -173,6 +180,8 @@ def main() -> None:
     manifest: dict[str, Any] = {}
     for name, (text, rate) in SPEECH.items():
         manifest[name] = write_clip(FOLDER / name, text, rate)
+    FRENCH.parent.mkdir(parents=True, exist_ok=True)
+    write_clip(FRENCH, IN_FRENCH, 48_000, "fr")
     manifest |= write_documents()
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     (FOLDER / "manifest.json").write_bytes(encoded + b"\n")

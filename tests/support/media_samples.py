@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 FOLDER = Path(__file__).parents[2] / "examples" / "media"
+FRENCH = Path(__file__).parent / "media" / "french.ogg"
 MANIFEST = msgspec.json.decode((FOLDER / "manifest.json").read_bytes())
 CLIPS = [name for name, about in MANIFEST.items() if about["kind"] != "document"]
 DOCUMENTS = {

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 from penstock.bridge.naming import DEFAULT_STREAM, Names, check_subject
 from penstock.config import DAY, check_duration, check_whole
 from penstock.errors import InvalidArgumentError
+from penstock.secret_files import with_files
 
 ConsumerMode: TypeAlias = Literal["pull", "push"]
 PREFIX = "PENSTOCK_BRIDGE_"
@@ -120,11 +121,12 @@ class BridgeSettings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **given: Any) -> Self:
-        """From variables such as PENSTOCK_BRIDGE_APP_NAME; what is given goes before them."""
+        """From variables such as PENSTOCK_BRIDGE_APP_NAME, or PENSTOCK_BRIDGE_URL_FILE for what is
+        in a file; what is given goes before them."""
         variables = os.environ if environment is None else environment
         said = {name: value for name, value in given.items() if value is not None}
         known = {one.name: one for one in fields(cls)}
-        for variable, text in variables.items():
+        for variable, text in with_files(variables, PREFIX).items():
             name = variable.removeprefix(PREFIX).lower()
             if not variable.startswith(PREFIX) or name in said:
                 continue

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from penstock.cli.brokers.broker import AsJson, print_json
+from penstock.cli.exit_codes import NOT_ALL
+from penstock.cli.file_options import or_in_file
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -16,14 +18,14 @@ if TYPE_CHECKING:
 
 db = typer.Typer(help="Versions of Penstock's tables.", no_args_is_help=True)
 T = TypeVar("T")
-_VARIABLE = "PENSTOCK_DATABASE"
 
 Address = Annotated[
     str | None,
     typer.Option(
         "--database",
-        envvar=_VARIABLE,
+        envvar="PENSTOCK_DATABASE",
         show_envvar=True,
+        callback=or_in_file,
         help="The database, such as sqlite:///app.db or postgresql://user@host/name.",
     ),
 ]
@@ -39,15 +41,19 @@ All = Annotated[bool, typer.Option("--all", help="All parts, also those not used
 
 
 @db.command()
-def status(database: Address = None) -> None:
+def status(database: Address = None, json: AsJson = False) -> None:
     """Say which versions a database has; ends with 1 when one of them is not what is needed."""
     from penstock.transactional import schema
 
     found = on_database(database, schema.status, create=False)
     for one in found:
-        typer.echo(f"{one.part.name:<8} {one}")
+        if json:
+            versions = {"has": one.has, "needs": one.part.head}
+            print_json({"part": one.part.name, "exists": one.exists, **versions})
+        else:
+            typer.echo(f"{one.part.name:<8} {one}")
     if any(one.exists and not one.current for one in found):
-        raise typer.Exit(1)
+        raise typer.Exit(NOT_ALL)
 
 
 @db.command()
@@ -78,8 +84,6 @@ def on_database(
     address: str | None, work: Callable[[Database], Awaitable[T]], *, create: bool = True
 ) -> T:
     """Run `work` on the database at an address. `create`: a SQLite file may be made for it."""
-    if address is None or address == os.environ.get(_VARIABLE):
-        address = _from_environment()
     if not address:
         raise InvalidArgumentError(
             "Which database? Give --database, or set PENSTOCK_DATABASE, or PENSTOCK_DATABASE_FILE "
@@ -95,14 +99,6 @@ def on_database(
             return await work(opened)
 
     return asyncio.run(run(address))
-
-
-def _from_environment() -> str | None:
-    from penstock.jobs.secret_files import with_files
-
-    names = (_VARIABLE, f"{_VARIABLE}_FILE")
-    given = {name: os.environ[name] for name in names if name in os.environ}
-    return with_files(given, _VARIABLE).get(_VARIABLE)
 
 
 def _names(part: list[str] | None, every: bool) -> list[str] | None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # What variables of ours begin with; what comes below is for those to judge who read it.
 _VARIABLES = {
-    "API", "API_TOKEN", "API_URL", "CONFIG", "DATABASE", "LOG_JSON", "MEDIA", "PIPELINE", "STAGES",
-    "TOPICS", "URL",
+    "API", "API_TOKEN", "API_TOKEN_FILE", "API_URL", "API_URL_FILE", "CONFIG", "DATABASE",
+    "LOG_JSON", "MEDIA", "PIPELINE", "STAGES", "TOPICS", "URL",
 }  # fmt: skip
 
 

@@ -27,8 +27,8 @@ from penstock.jobs.pipeline.declaration import Pipeline, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA
 from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
-from penstock.jobs.secret_files import with_files
 from penstock.jobs.spelling import NOT_SETTINGS, PREFIX, check_keys, check_spelling
+from penstock.secret_files import with_files
 
 # Uploads are kept in a folder of the media root that plain references cannot name, and are stored
 # with the job as `upload:<user>/<name>`.

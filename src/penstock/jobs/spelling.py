@@ -18,7 +18,9 @@ from penstock.errors import InvalidArgumentError
 PREFIX = "PENSTOCK_"
 # Variables with the prefix that are no settings: those of the command line, and of bridges, which
 # look at theirs themselves.
-NOT_SETTINGS = frozenset({"CONFIG", "PIPELINE", "API_URL", "API_TOKEN", "LOG_JSON"})
+NOT_SETTINGS = frozenset(
+    {"CONFIG", "PIPELINE", "API_URL", "API_URL_FILE", "API_TOKEN", "API_TOKEN_FILE", "LOG_JSON"}
+)
 _BRIDGE = "BRIDGE_"
 # A setting may be in a file, whose name is in the variable.
 _IN_FILE = "_FILE"

@@ -18,9 +18,25 @@ DOCUMENTS: dict[str, DocumentKind] = {
     "docx": "docx",
 }
 EXTENSIONS = AUDIO | VIDEO | DOCUMENTS.keys()
+# What each kind of media may be called: sound is read from films as well, and some containers of
+# sound hold pictures.
+_NAMES = {
+    "audio": AUDIO | VIDEO,
+    "video": VIDEO | {"m4a", "oga", "ogg", "wma"},
+    "document": frozenset(DOCUMENTS),
+}
 
 
 def extension_of(reference: str) -> str:
     """Of a path or an address: in lower case, without the dot; empty when there is none."""
     path = reference.partition("?")[0].partition("#")[0]
     return PurePosixPath(path).suffix.lower().removeprefix(".")
+
+
+def kinds_instead(kind: str, reference: str) -> tuple[str, ...]:
+    """What something must be by its name, if that is not a `kind`; nothing for names that say
+    nothing."""
+    extension = extension_of(reference)
+    if extension in _NAMES[kind]:
+        return ()
+    return tuple(other for other, names in _NAMES.items() if extension in names)

@@ -232,5 +232,6 @@ def _source(data: JobRequest, user: str, uploads: Uploads, references: Reference
     if (data.source is None) == (data.upload_id is None):
         raise InvalidArgumentError("Give either source or uploadId")
     if data.upload_id is not None:
+        references.check_name(data.media_type, data.upload_id)
         return uploads.source_of(user, data.upload_id)
     return references.check(data.media_type, str(data.source))

@@ -12,9 +12,10 @@ from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.media import AudioJob, DocumentJob, VideoJob
 from penstock.jobs.settings import UPLOAD, UPLOADS, MediaSettings
 from penstock.media.errors import MediaError
+from penstock.media.extensions import extension_of, kinds_instead
 from penstock.media.fetching.source import MediaSource
 
-_OF_MEDIA = (AudioJob, VideoJob, DocumentJob)
+_OF_MEDIA = {AudioJob: "audio", VideoJob: "video", DocumentJob: "document"}
 
 
 class References:
@@ -38,9 +39,21 @@ class References:
         named = source.strip().lower().startswith(UPLOAD)
         if named or source.lstrip("./").startswith(f"{UPLOADS}/"):
             raise InvalidArgumentError("Uploads are named by their uploadId")
-        if issubclass(self._kinds.get(media_type, Job), _OF_MEDIA):
+        self.check_name(media_type, source)
+        if issubclass(self._kinds.get(media_type, Job), tuple(_OF_MEDIA)):
             self._check_media(source)
         return source
+
+    def check_name(self, media_type: MediaType, name: str) -> None:
+        """`InvalidArgumentError` when an extension belongs to another media type."""
+        asked = self._kinds.get(media_type, Job)
+        for kind, word in _OF_MEDIA.items():
+            instead = kinds_instead(word, name) if issubclass(asked, kind) else ()
+            if instead:
+                raise InvalidArgumentError(
+                    f"What ends in .{extension_of(name)} is no {word}; ask for it as "
+                    f"{' or '.join(instead)}, or give it the extension of what it is"
+                )
 
     def _check_media(self, source: str) -> None:
         try:

@@ -1,6 +1,7 @@
 """`penstock db`, as a person types it, on both databases."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -30,6 +31,10 @@ def test_a_released_database_is_shown_written_down_and_upgraded(url):
     assert command_here("db", "upgrade", "--database", url)[:2] == (0, "Nothing to do.\n")
     code, said, _ = command_here("db", "status", PENSTOCK_DATABASE=url)
     assert code == 0 and "jobs_3, up to date" in said
+    lines = command_here("db", "status", "--json", PENSTOCK_DATABASE=url).out.splitlines()
+    told = {one["part"]: one for one in map(json.loads, lines)}
+    needed = {"part": "jobs", "exists": True, "has": "jobs_3", "needs": "jobs_3"}
+    assert told["jobs"] == needed and told["inbox"]["exists"] is False
     assert all(one.current for one in asyncio.run(status(url)) if one.exists)
 
 

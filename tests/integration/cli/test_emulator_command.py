@@ -4,7 +4,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+from penstock.cli.exit_codes import UNAVAILABLE, WRONG_USE
 from tests.support.google_clients import Google
+from tests.support.processes import command_here
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -39,10 +43,24 @@ def test_a_port_that_is_taken_is_said_in_one_line():
     port = first.stdout.readline().split()[-1]
     second = start("--port", port)
     _, said = second.communicate(timeout=20)
-    assert second.returncode == 1
+    assert second.returncode == UNAVAILABLE
     assert said.splitlines()[-1].startswith(f"penstock: Cannot listen on 127.0.0.1:{port}")
     first.terminate()
     first.communicate(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--broker", "nobody://"), WRONG_USE),
+        (("--config", "nowhere.toml"), WRONG_USE),
+        (("--port", "many"), WRONG_USE),
+        (("--broker", "nats://127.0.0.1:9"), UNAVAILABLE),
+    ],
+)
+def test_what_is_wrong_is_said_by_its_exit_code_as_of_other_commands(words, code):
+    ended = command_here("emulator", "--port", "0", *words)
+    assert ended.code == code and ended.err.splitlines()[-1].startswith("penstock")
 
 
 def test_what_only_google_knows_is_kept_where_it_is_told(tmp_path):

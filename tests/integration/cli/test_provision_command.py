@@ -1,5 +1,6 @@
 """`penstock provision`: on a broker, and as text for Google's own tools."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -45,6 +46,9 @@ def test_what_jobs_need_is_made_and_left_alone_the_second_time(emulator):
     found = subscription(emulator.address, "shop", "job-metadata")
     assert found["filter"] == 'attributes.stage = "Queued"'
     assert provision(url=url) == said
+    made = json.loads(provision("--json", url=url))
+    assert [one["subscription"] for one in made["subscriptions"]] == MADE
+    assert "job-processing-dead" in made["topics"] and made["changed"] == []
 
 
 def test_what_the_settings_say_otherwise_is_changed_and_told(emulator, monkeypatch):

@@ -1,5 +1,6 @@
 """`penstock server`, as a person types it."""
 
+import json
 import re
 
 from tests.support.processes import command, command_here
@@ -8,6 +9,8 @@ from tests.support.processes import command, command_here
 def test_a_server_can_be_started_looked_at_and_stopped(tmp_path):
     folder = str(tmp_path / "data")
     assert command_here("server", "status", folder) == (1, f"Not running: {folder}\n", "")
+    ended = command_here("server", "status", folder, "--json")
+    assert ended.code == 1 and json.loads(ended.out) == {"folder": folder, "running": False}
     assert command_here("server", "stop", folder) == (0, "It was not running.\n", "")
     # In a process of its own, which the server outlives.
     started = command("server", "start", folder)
@@ -19,6 +22,8 @@ def test_a_server_can_be_started_looked_at_and_stopped(tmp_path):
     code, said, _ = command_here("server", "status", folder)
     assert code == 0
     assert process[1] in said
+    told = json.loads(command_here("server", "status", folder, "--json").out)
+    assert told["running"] and told["process"] == int(process[1]) and told["port"] > 0
     assert command_here("server", "stop", folder) == (0, "Stopped.\n", "")
     assert command_here("server", "status", folder).code == 1
 

@@ -86,7 +86,7 @@ async def test_asking_again_with_the_same_key_gives_the_same_job(quick):
     ],
 )
 async def test_a_key_stands_for_one_request_to_the_last_word(quick, other):
-    body = JOB | {"title": "An interview", "correlationId": "c-1"}
+    body = JOB | {"source": "a.ogg", "title": "An interview", "correlationId": "c-1"}
     async with api_on(quick, work=False) as (client, _):
         key = {"Idempotency-Key": "order 7"}
         first = await client.post("/jobs", json=body, headers=key)
@@ -759,6 +759,47 @@ async def test_an_api_that_knows_no_media_places_refuses_only_what_is_wrong_anyw
             for source in ("/srv/a.wav", "https://media.example/a.wav", "../a.wav", "ftp://x/a.wav")
         }
         assert list(answers.values()) == [202, 202, 400, 400]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "instead"),
+    [
+        ("document", "talk.mp3", "audio"),
+        ("document", "https://media.example/TALK.MP4?x=1", "audio or video"),
+        ("audio", "notes.pdf", "document"),
+        ("video", "notes.docx", "document"),
+        ("video", "talk.wav", "audio"),
+    ],
+)
+async def test_what_is_named_like_another_media_type_is_refused_at_the_door(
+    quick, tmp_path, kind, source, instead
+):
+    """It would wait for a worker and fail there, long after whoever asked has gone."""
+    media = {"root": str(tmp_path), "hosts": ["media.example"]}
+    async with api_on(quick, work=False, media=media) as (client, scene):
+        answer = await client.post("/jobs", json={"mediaType": kind, "source": source})
+        assert answer.status_code == 400
+        assert f"ask for it as {instead}, or" in answer.json()["detail"]
+        extension = Path(source.partition("?")[0]).suffix[1:].lower()
+        sent = await client.post("/uploads", params={"extension": extension}, content=b"x")
+        upload = {"mediaType": kind, "uploadId": sent.json()["uploadId"]}
+        answer = await client.post("/jobs", json=upload)
+        assert answer.status_code == 400 and f"is no {kind}" in answer.json()["detail"]
+        assert await scene.ingestion.outbox.pending() == 0
+
+
+async def test_names_that_say_nothing_or_may_be_either_are_accepted(quick):
+    async with api_on(quick, work=False) as (client, _):
+        for kind, source in (
+            ("document", "notes.rst"),
+            ("document", "https://media.example"),
+            ("audio", "film.mp4"),
+            ("audio", "talk"),
+            ("video", "film.ogg"),
+            ("video", "talk.m4a"),
+        ):
+            answer = await client.post("/jobs", json={"mediaType": kind, "source": source})
+            assert answer.status_code == 202, source
 
 
 @pytest.mark.parametrize(

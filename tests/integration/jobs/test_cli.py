@@ -185,6 +185,12 @@ def test_a_word_that_the_api_does_not_know_is_answered_with_those_it_does(api, w
     assert code == WRONG_USE and told in said
 
 
+def test_a_file_that_is_named_like_another_media_type_is_a_mistake_that_says_what_to_do(api):
+    words = ("submit", "--wait", "--type", "document", str(SAMPLES / "weather.wav"))
+    code, said = penstock("jobs", *words, api=api)
+    assert code == WRONG_USE and "ask for it as audio" in said
+
+
 def test_an_api_that_is_not_there_is_an_error_that_says_what_to_do():
     code, said = penstock("jobs", "status", api="http://127.0.0.1:9")
     assert code == UNAVAILABLE
@@ -327,6 +333,13 @@ def test_a_stream_that_ends_is_taken_up_again():
     with impostor(completes_after=3) as address:
         code, said = penstock(*WAIT, api=address)
     assert code == 0 and "TranscriptComplete" in said
+
+
+def test_who_watches_for_a_script_writes_a_line_for_each_change_and_nothing_else():
+    with impostor(completes_after=3) as address:
+        ended = command_here("jobs", "watch", "job_" + "a" * 32, "--json", PENSTOCK_API_URL=address)
+    told = [json.loads(line) for line in ended.out.splitlines()]
+    assert ended.code == 0 and [one["stage"] for one in told] == ["Queued", "TranscriptComplete"]
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"jobs": [1]}'])

@@ -13,7 +13,7 @@ from faster_whisper.audio import decode_audio
 
 from penstock.media import MediaError, Transcriber
 from penstock.media.reading.audio import RATE
-from tests.support.media_samples import CLIPS, FOLDER, MANIFEST, corpus, word_error_rate
+from tests.support.media_samples import CLIPS, FOLDER, FRENCH, MANIFEST, corpus, word_error_rate
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,45 @@ def test_speech_in_no_language_that_the_model_knows_is_doubtful(name, transcribe
     assert transcript.segments and transcript.doubtful
     assert transcript.language == "und"
     assert not transcriber.transcribe(FOLDER / name).doubtful
+
+
+class Told:
+    """A model that says what it is told."""
+
+    supported_languages = ("en",)
+
+    def __init__(self, said):
+        names = ("start", "end", "text", "compression_ratio", "avg_logprob")
+        self._pieces = [SimpleNamespace(**dict(zip(names, one, strict=True))) for one in said]
+
+    def transcribe(self, samples, **_):
+        return self._pieces, SimpleNamespace(language="en")
+
+
+def test_french_is_doubtful_for_a_model_that_knows_only_english(transcriber):
+    transcript = transcriber.transcribe(FRENCH)
+    assert (transcript.doubtful, transcript.language) == (True, "und")
+
+
+@pytest.mark.parametrize("said", [[], [(0.0, 20.0, "I know. " * 50, 16.75, -0.2)]])
+def test_speech_that_the_model_makes_nothing_of_is_doubtful(said, tmp_path, monkeypatch):
+    """It writes nothing down, or goes in circles and is sure of every word."""
+    monkeypatch.setattr("penstock.media.reading.transcribe.spoken", lambda _: [0.0, 20.0])
+    transcriber = Transcriber()
+    transcriber._whisper = Told(said)
+    noise = np.random.default_rng(1).normal(0, 3000, 20 * RATE)
+    transcript = transcriber.transcribe(write(tmp_path / "speech.wav", noise))
+    assert (transcript.segments, transcript.doubtful) == ((), True)
+
+
+def test_a_cough_among_sentences_leaves_no_doubt(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.media.reading.transcribe.spoken", lambda _: [0.0, 20.0])
+    transcriber = Transcriber()
+    transcriber._whisper = Told(
+        [(0.0, 9.0, "Good morning.", 1.3, -0.4), (9.0, 10.0, "Hrm.", 1.1, -1.4)]
+    )
+    noise = np.random.default_rng(1).normal(0, 3000, 20 * RATE)
+    assert not transcriber.transcribe(write(tmp_path / "speech.wav", noise)).doubtful
 
 
 def test_silence_has_no_words_and_costs_no_model(tmp_path):

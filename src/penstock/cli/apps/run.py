@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.apps.app_process import Orders, run_process
+from penstock.cli.file_options import or_in_file
 from penstock.config import DAY, check_duration
 from penstock.errors import InvalidArgumentError
 
@@ -22,7 +23,10 @@ def run(
     url: Annotated[
         str | None,
         typer.Option(
-            help="The broker, instead of the app's own.", envvar="PENSTOCK_URL", show_envvar=True
+            help="The broker, instead of the app's own.",
+            envvar="PENSTOCK_URL",
+            show_envvar=True,
+            callback=or_in_file,
         ),
     ] = None,
     drain: Annotated[

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
+from penstock.cli.file_options import or_in_file
 from penstock.cli.plain_text import safe
 from penstock.client import PubSub
 from penstock.config import ServerName, is_name
@@ -28,6 +29,7 @@ BrokerUrl = Annotated[
         help="The broker, such as local://DIR or nats://HOST.",
         envvar="PENSTOCK_URL",
         show_envvar=True,
+        callback=or_in_file,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -52,7 +54,7 @@ def shared_url(url: str | None) -> str:
     if url is None:
         raise InvalidArgumentError(
             "Which broker? Give one that other processes share, such as --url local://./data or "
-            "--url nats://127.0.0.1, or set PENSTOCK_URL"
+            "--url nats://127.0.0.1, or set PENSTOCK_URL, or PENSTOCK_URL_FILE to a file it is in"
         )
     check_shared(url)
     return url
@@ -80,8 +82,10 @@ def there(name: str) -> str:
 
 
 def print_json(value: Any) -> None:
+    """At once: whoever reads it through a pipe may wait for this line."""
     # Names that know more than their text are text all the same.
     sys.stdout.write(f"{msgspec.json.encode(value, enc_hook=_plain).decode()}\n")
+    sys.stdout.flush()
 
 
 def _plain(value: Any) -> str:

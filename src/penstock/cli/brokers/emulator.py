@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cli.exit_codes import code_of
+from penstock.cli.plain_text import one_line
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ def emulator() -> None:
     try:
         asyncio.run(_serve(served))
     except PenstockError as error:
-        sys.exit(f"penstock: {error}")
+        sys.stderr.write(f"penstock: {one_line(str(error))}\n")
+        sys.exit(code_of(error))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.brokers.broker import AsJson, print_json
+from penstock.cli.exit_codes import NOT_ALL
 from penstock.connect import own_server
-from penstock.own_server import OwnServer
+from penstock.own_server import OwnServer, ServerState
 
 server = typer.Typer(help="The local server of a folder.", no_args_is_help=True)
 
@@ -19,7 +21,7 @@ Folder = Annotated[Path, typer.Argument(help="The folder of local://DIR.", metav
 def start(folder: Folder) -> None:
     """Start it, or find it running, and keep it running when nobody uses it."""
     state = _of(folder).keep()
-    typer.echo(f"Running on 127.0.0.1:{state.port} (process {state.pid}), stored in {folder}.")
+    typer.echo(_where(state, folder))
     typer.echo("It syncs every write: what it acknowledged survives a power failure.")
     typer.echo(f"Use it as local://{folder}; stop it with: penstock server stop {folder}")
 
@@ -31,13 +33,22 @@ def stop(folder: Folder) -> None:
 
 
 @server.command()
-def status(folder: Folder) -> None:
+def status(folder: Folder, json: AsJson = False) -> None:
     """Say whether it runs; ends with 1 when it does not."""
     state = _of(folder).state()
-    if state is None:
+    if json:
+        where = {"port": state.port, "process": state.pid} if state is not None else {}
+        print_json({"folder": str(folder), "running": state is not None, **where})
+    elif state is None:
         typer.echo(f"Not running: {folder}")
-        raise typer.Exit(1)
-    typer.echo(f"Running on 127.0.0.1:{state.port} (process {state.pid}), stored in {folder}.")
+    else:
+        typer.echo(_where(state, folder))
+    if state is None:
+        raise typer.Exit(NOT_ALL)
+
+
+def _where(state: ServerState, folder: Path) -> str:
+    return f"Running on 127.0.0.1:{state.port} (process {state.pid}), stored in {folder}."
 
 
 def _of(folder: Path) -> OwnServer:

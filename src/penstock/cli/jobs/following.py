@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -46,8 +46,10 @@ def follow(
     out: Console,
     patience: float,
     names: Mapping[str, str] | None = None,
+    tell: Callable[[dict[str, Any]], None] | None = None,
 ) -> Following:
-    """Until every wanted job has ended. `names`: what to call jobs, by their ids.
+    """Until every wanted job has ended. `names`: what to call jobs, by their ids. `tell`: called
+    with each job that is news.
 
     A stream that breaks is taken up again. `UnavailableError` once that has led nowhere for
     `patience` seconds, or at once when the API was never reached.
@@ -62,7 +64,7 @@ def follow(
         TimeElapsedColumn(),
         console=out,
     ) as progress:
-        following = Following(wanted, progress, client.stages(), names or {})
+        following = Following(wanted, progress, client.stages(), names or {}, tell)
         while True:
             began, changes = time.monotonic(), following.changes
             failure = UnavailableError(
@@ -102,11 +104,13 @@ class Following:
         progress: Progress,
         stages: Sequence[str],
         names: Mapping[str, str],
+        tell: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._wanted = wanted
         self._progress = progress
         self._stages = stages
         self._names = names
+        self._tell = tell
         self._width = min(max(map(len, names.values()), default=0), _WIDEST_NAME)
         self.jobs: dict[str, dict[str, Any]] = {}
         self._bars: dict[str, TaskID] = {}
@@ -131,6 +135,8 @@ class Following:
             self._bars[job_id] = self._progress.add_task(
                 "", total=len(self._stages), name=self._name(job), media=job["mediaType"]
             )
+        if self._tell is not None and self.jobs.get(job_id) != job:
+            self._tell(job)
         self.jobs[job_id] = job
         bar, step = self._bars[job_id], self._step(stage)
         told = stage_text(job, self._stages)

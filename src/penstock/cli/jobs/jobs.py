@@ -169,9 +169,11 @@ def watch(
         list[str] | None, typer.Argument(help="Jobs' ids; all when none.", metavar="[JOB]...")
     ] = None,
     patience: Patience = _PATIENCE,
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON for each change.")] = False,
 ) -> None:
     """Follow jobs live; with ids, until all of them have ended."""
-    if not follow(client, job or (), _out, patience).all_complete:
+    out, tell = (_err, print_json) if json else (_out, None)
+    if not follow(client, job or (), out, patience, tell=tell).all_complete:
         raise typer.Exit(NOT_ALL)
 
 

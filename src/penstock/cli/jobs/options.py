@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.file_options import or_in_file
 from penstock.cli.sharing import with_options
 from penstock.connect import check_shared
 
@@ -96,10 +97,16 @@ def pipeline_here(reference: str) -> Pipeline:
 
 def _api_options(
     api: Annotated[
-        str, typer.Option("--api", envvar="PENSTOCK_API_URL", help="Where the API is.")
+        str,
+        typer.Option(
+            "--api", envvar="PENSTOCK_API_URL", help="Where the API is.", callback=or_in_file
+        ),
     ] = "http://127.0.0.1:8080",
     token: Annotated[
-        str | None, typer.Option(envvar="PENSTOCK_API_TOKEN", help="Your token.", show_envvar=True)
+        str | None,
+        typer.Option(
+            envvar="PENSTOCK_API_TOKEN", help="Your token.", show_envvar=True, callback=or_in_file
+        ),
     ] = None,
 ) -> AbstractContextManager[Api]:
     from penstock.cli.jobs.api import Api

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
+from penstock.cli.brokers.broker import AsJson, print_json
 from penstock.cli.jobs.options import SettingsOptions, with_settings
 from penstock.client import PubSub
 from penstock.config import SubscriptionConfig
@@ -31,16 +32,38 @@ def provision(
     spark: Annotated[
         bool, typer.Option("--spark", help="Also what the projection on Spark reads.")
     ] = False,
+    json: AsJson = False,
 ) -> None:
     """Make the topics and subscriptions that jobs need, or make them what the settings say."""
+    if dry_run and json:
+        raise InvalidArgumentError("--dry-run writes what --as says, and no JSON; leave one out")
     settings = common.load()
     if dry_run:
         typer.echo(_written(settings, form, spark=spark))
+        return
+    made = asyncio.run(_made(settings, spark=spark))
+    if json:
+        print_json(made)
     else:
-        asyncio.run(_made(settings, spark=spark))
+        _say(made)
 
 
-async def _made(settings: JobSettings, *, spark: bool) -> None:
+class _Made(TypedDict):
+    topics: list[str]
+    subscriptions: list[dict[str, str]]
+    changed: list[str]
+
+
+def _say(made: _Made) -> None:
+    for topic in made["topics"]:
+        typer.echo(f"topic {topic}")
+    for one in made["subscriptions"]:
+        typer.echo(f"subscription {one['subscription']} of {one['topic']}")
+    for told in made["changed"]:
+        typer.echo(f"changed {told}")
+
+
+async def _made(settings: JobSettings, *, spark: bool) -> _Made:
     from penstock.jobs.messaging.client import PubSubClient
 
     async with PubSub(settings.url) as pubsub:
@@ -50,12 +73,13 @@ async def _made(settings: JobSettings, *, spark: bool) -> None:
         subscriptions = client.every_subscription(has_log=has_log, spark=spark)
         changed = await client.apply_to_topics()
         changed += await client.apply_to_subscriptions(subscriptions)
-        for topic in client.topics():
-            typer.echo(f"topic {topic.name}")
-        for subscription in subscriptions:
-            typer.echo(f"subscription {subscription.name} of {subscription.topic}")
-        for told in changed:
-            typer.echo(f"changed {told}")
+        return _Made(
+            topics=[topic.name for topic in client.topics()],
+            subscriptions=[
+                {"subscription": one.name, "topic": one.topic or ""} for one in subscriptions
+            ],
+            changed=changed,
+        )
 
 
 def _written(settings: JobSettings, form: As, *, spark: bool) -> str:

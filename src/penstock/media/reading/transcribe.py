@@ -21,8 +21,8 @@ DECODING = Limits(seconds=60, cpu_seconds=1800, memory_bytes=512 << 20)
 # Text that repeats itself this much is the model going in circles, not somebody talking: a sentence
 # said five times in a row compresses half as well.
 _REPETITIVE = 10.0
-# What a model thinks of each token it wrote, on average: -0.3 to -0.6 for the samples, and -0.8 to
-# -1.4 for the same backwards, which is speech in no language.
+# What a model thinks of each token it wrote, on average: -0.3 to -0.6 for English in many voices,
+# and -0.8 to -1.4 for the same backwards, and for other languages where it does not go in circles.
 _UNSURE = -0.75
 # The decoder keeps the limit itself, block by block; this is for one that does not.
 _SLACK = 60.0
@@ -165,15 +165,20 @@ class Transcriber:
             temperature=(0.0, 0.4),
         )
         most = floor((offset + len(samples) / RATE) * 100) / 100
+        understood = False
         for piece in pieces:
             if stop():
                 raise _cancelled()
             text = piece.text.strip()
             if text and piece.compression_ratio <= _REPETITIVE:
+                understood = True
                 heard.add(offset + piece.start, min(most, round(offset + piece.end, 2)), text)
-                heard.sure(piece.avg_logprob, text)
+                heard.weigh(piece.end - piece.start, is_sure=piece.avg_logprob >= _UNSURE)
                 # Silence with a click in it says nothing about the language.
                 heard.language = about.language
+        if not understood:
+            # Somebody talks, and the model has nothing to say to it, or goes in circles.
+            heard.weigh(sum(clips[1::2]) - sum(clips[::2]), is_sure=False)
 
     def _load(self) -> Any:
         folder = weights(self.model)
@@ -207,8 +212,8 @@ class _Heard:
     def __init__(self, language: str | None) -> None:
         self.language = language
         self.segments: list[Segment] = []
-        self._weight = 0
         self._sure = 0.0
+        self._unsure = 0.0
 
     def add(self, start: float, end: float, text: str) -> None:
         """A model may be off by a part of a second: what follows begins no earlier than what was
@@ -218,13 +223,16 @@ class _Heard:
         start = min(end, max(before, round(start, 2)))
         self.segments.append(Segment(start, end, text))
 
-    def sure(self, probability: float, text: str) -> None:
-        self._weight += len(text)
-        self._sure += probability * len(text)
+    def weigh(self, seconds: float, *, is_sure: bool) -> None:
+        if is_sure:
+            self._sure += seconds
+        else:
+            self._unsure += seconds
 
     @property
     def is_doubtful(self) -> bool:
-        return self._sure < _UNSURE * self._weight
+        """Whether the model was unsure for most of the time that somebody talked."""
+        return self._unsure > self._sure
 
 
 def spoken(samples: Any) -> list[float]:
