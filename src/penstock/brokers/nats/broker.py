@@ -246,9 +246,9 @@ class NatsBroker:
     def _forget(self, consumer: Consumer) -> None:
         """It is gone, or another than it was."""
         self._loans.pop(consumer.key, None)
-        queue = self._ordered.pop(consumer.key, None)
-        if queue is not None:
-            queue.close()
+        for ending in (self._ordered.pop(consumer.key, None), self._pushed.pop(consumer.key, None)):
+            if ending is not None:
+                ending.close()
 
     def _reconfigure(self, consumer: Consumer) -> None:
         """It is the same, and has been configured anew."""
