@@ -379,6 +379,10 @@ class ManagedPublisher:
             # An answer to an earlier attempt may have ended a flight that waited here.
             batch = [f for f in self._outgoing if f.state is _IN_FLIGHT]
             self._outgoing = []
+            now = self._clock.monotonic()
+            for flight in batch:
+                if flight.attempts == 1:
+                    flight._began = now
             self._calls.begin(batch)
 
     async def _end_flights(self) -> None:
@@ -401,15 +405,13 @@ class ManagedPublisher:
 
     def _tell_published(self, flights: list[Flight]) -> None:
         """They leave now: what leaves together is published at the same time."""
-        sent, now = self._clock.time_ns() / NS, self._clock.monotonic()
+        sent = self._clock.time_ns() / NS
+        # The first attempts may have ended before there was a broker to send anything to.
+        new = [f for f in flights if f.publish_time is None] if self._announcer.has_listener else ()
         for flight in flights:
             flight.publish_time = sent
-            if flight.attempts == 1:
-                flight._began = now
-        if self._announcer.has_listener:
-            for flight in flights:
-                if flight.attempts == 1:
-                    self._announcer.tell("published", flight)
+        for flight in new:
+            self._announcer.tell("published", flight)
 
     # Endings.
 

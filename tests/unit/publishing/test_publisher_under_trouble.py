@@ -239,6 +239,42 @@ async def test_published_is_told_and_timed_when_the_message_leaves():
         assert publish_time == flight.publish_time is not None
 
 
+async def test_a_flight_whose_first_attempts_found_no_broker_is_tried_until_its_deadline():
+    told = []
+
+    class Times(PublisherListener):
+        def published(self, flight):
+            told.append((flight.attempts, flight.publish_time))
+
+    class DownAtFirst(PubSub):
+        failures = 0
+
+        async def broker(self):
+            self.failures -= 1
+            if self.failures >= 0:
+                raise UnavailableError("nobody is there")
+            return await super().broker()
+
+    # A loop that has run for long: its time is far beyond any deadline.
+    await asyncio.sleep(10**6)
+    retry = PublishRetry(attempts=1000, deadline=1000, **STEADY)
+    broker = SlowBroker()
+    async with client(broker):
+        async with DownAtFirst(broker=broker, clock=VirtualClock()) as pubsub:
+            async with ManagedPublisher(pubsub, retry=retry, listener=Times()) as publisher:
+                pubsub.failures = 3
+                flight = await publisher.publish_async("orders")
+                await flight.ack
+                assert flight.attempts == 4
+                assert told == [(flight.attempts, flight.publish_time)]
+                assert flight.publish_time is not None
+                pubsub.failures = 10**6
+                began = now()
+                with pytest.raises(UnavailableError):
+                    await (await publisher.publish_async("orders")).ack
+                assert 900 < now() - began < 1000
+
+
 async def test_a_flight_of_a_publisher_that_never_started_ends_by_its_deadline():
     async with client(SlowBroker()) as pubsub:
         publisher = ManagedPublisher(pubsub, wait_timeout=7)

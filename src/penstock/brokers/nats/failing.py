@@ -66,15 +66,19 @@ class Failing:
             delay = config.retry_policy.delay(max(attempts, 1))
         return nak(delay or 0.0)
 
-    async def without_spent(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
+    async def without_spent(
+        self, consumer: Consumer, deliveries: list[Delivery]
+    ) -> tuple[list[Delivery], dict[int, bytes]]:
         """Whoever had the last attempt at some of these died or was too slow: they are moved to the
-        dead letters, or wait until that can be done."""
+        dead letters, or wait until that can be done. The others; and what the server was told of
+        those, by sequence."""
         policy = consumer.config.dead_letter_policy
         if policy is None or all(
             d.delivery_attempt <= policy.max_delivery_attempts for d in deliveries
         ):
-            return deliveries
+            return deliveries, {}
         kept: list[Delivery] = []
+        told: dict[int, bytes] = {}
         for delivery in deliveries:
             attempts = delivery.delivery_attempt
             if attempts > policy.max_delivery_attempts:
@@ -83,9 +87,9 @@ class Failing:
                 kept.append(msgspec.structs.replace(delivery, delivery_attempt=max(attempts, 1)))
                 continue
             moved = await self.move(consumer.config, delivery.record, attempts - 1)
-            answer = b"+ACK" if moved else nak(_TRY_AGAIN_AFTER)
+            answer = told[delivery.record.sequence] = b"+ACK" if moved else nak(_TRY_AGAIN_AFTER)
             await self._pulling.write_acks([(delivery.ack_id.encode(), answer)])
-        return kept
+        return kept, told
 
     async def _dead_letter(
         self, config: SubscriptionConfig, settlement: Settlement, loans: Loans, attempts: int

@@ -14,6 +14,7 @@ from penstock.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     SnapshotNotFoundError,
+    SubscriptionNotFoundError,
     UnavailableError,
 )
 from penstock.message import AckResponse, PublishFault, Settlement, Verb
@@ -64,6 +65,28 @@ async def test_closing_ends_a_pull_that_waits_to_be_pushed_to(server):
             await pull
         with pytest.raises(ClosedError):
             await broker.pull(sub.name, max_messages=1, max_bytes=1000, wait=600)
+
+
+async def test_a_push_subscription_that_is_made_anew_is_received_where_it_delivers_now(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("pushed-anew").create()
+        broker = await pubsub.broker()
+        for subject in ("deliver.before", "deliver.now"):
+            push = PushDelivery(subject=subject)
+            sub = await topic.subscription("pushed-anew-sub", push=push).create()
+            pull = asyncio.create_task(
+                broker.pull(sub.name, max_messages=1, max_bytes=1000, wait=5)
+            )
+            await topic.publish_message(subject.encode())
+            [delivery] = await pull
+            assert delivery.record.data == subject.encode()
+            pull = asyncio.create_task(
+                broker.pull(sub.name, max_messages=1, max_bytes=1000, wait=600)
+            )
+            await asyncio.sleep(0)
+            await sub.delete()
+            with pytest.raises(SubscriptionNotFoundError):
+                await pull
 
 
 async def test_closing_ends_whatever_waits_for_a_server_that_does_not_answer(server):

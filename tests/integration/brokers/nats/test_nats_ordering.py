@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from penstock import PubSub, RetryPolicy
+from penstock import DeadLetterPolicy, PubSub, RetryPolicy
 from penstock.testing import eventually
 from penstock.testing.faults import faulty_proxy
 from tests.support.servers import NatsServer
@@ -135,7 +135,7 @@ async def test_a_message_that_comes_back_late_is_waited_for(server, how):
 
 KILLED = """
 import asyncio, sys
-from penstock import PubSub
+from penstock import DeadLetterPolicy, PubSub
 async def main(url, name):
     async with PubSub(url) as pubsub:
         sub = pubsub.subscription(name)
@@ -148,6 +148,22 @@ async def main(url, name):
         await asyncio.sleep(60)
 asyncio.run(main(*sys.argv[1:]))
 """
+
+
+async def test_a_key_waits_for_a_spent_message_that_cannot_be_moved_to_the_dead_letters(server):
+    async with PubSub(server.url) as pubsub:
+        letters = await pubsub.topic("spent-dead").create()
+        policy = DeadLetterPolicy(topic=letters.name, max_delivery_attempts=5)
+        topic, sub = await make(pubsub, "spent", dead_letter_policy=policy)
+        await publish(topic, range(2), keys=1)
+        broker = await pubsub.broker()
+        for attempt in range(1, 6):
+            [lent] = await broker.pull(sub.name, max_messages=9, max_bytes=10**6, wait=5)
+            assert (lent.record.data, lent.delivery_attempt) == (b"0", attempt)
+            # As if its lease had run out: nobody says that it was given back.
+            await broker._pulling.write_acks([(lent.ack_id.encode(), b"-NAK")])
+        await letters.delete()
+        assert not await broker.pull(sub.name, max_messages=9, max_bytes=10**6, wait=1)
 
 
 async def test_a_consumer_that_is_killed_leaves_its_keys_in_order(server):

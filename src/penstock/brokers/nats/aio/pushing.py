@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.brokers.nats.aio.pulling import Pulling
-from penstock.brokers.nats.aio.wire import Wire, closed_error
+from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.headers import IDLE, stalled_of, status_of
 from penstock.brokers.nats.protocol.records import Raw
@@ -35,7 +35,7 @@ class PushInbox:
             self._unsubscribe = self._wire.subscribe(push.subject, self._receive, queue=push.group)
 
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Raw]:
-        """As `Pulling.pull`, from what is here."""
+        """As `Pulling.pull`, from what is here; nothing at once when it was closed."""
         if not self._waiting and wait > 0 and not self._ended:
             self._news.clear()
             try:
@@ -43,8 +43,7 @@ class PushInbox:
                     await self._news.wait()
             except TimeoutError:
                 return []
-        if self._ended:
-            raise closed_error()
+        self._wire.check_open()
         taken: list[Raw] = []
         while self._waiting and len(taken) < max_messages:
             max_bytes -= len(self._waiting[0][3])
@@ -64,6 +63,9 @@ class PushInbox:
 
     def _receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
         if reply.startswith(b"$JS.ACK."):
+            if self._ended:
+                self._pulling.give_back([reply])  # It was sent before the server knew.
+                return
             self._waiting.append((subject, reply, block, payload))
             self._news.set()
             return
