@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, IntEnum
 from itertools import chain
+from math import inf
 from types import TracebackType
 from typing import NoReturn, Protocol, Self
 
@@ -482,10 +483,27 @@ def _is_plain(text: object, limit: int) -> bool:
 
 
 def _check_conditions(expect: Expect | None, ttl: float | None) -> None:
-    if expect is not None and not isinstance(expect, Expect):
-        raise InvalidArgumentError(f"expect must be an Expect, not {type(expect).__name__}")
-    if ttl is not None and not (isinstance(ttl, int | float) and ttl >= 1):
+    if expect is not None:
+        _check_expect(expect)
+    if ttl is not None and not (isinstance(ttl, int | float) and 1 <= ttl < inf):
         raise InvalidArgumentError(f"ttl must be at least 1 second, not {ttl!r}")
+
+
+def _check_expect(expect: Expect) -> None:
+    """What is expected travels in headers, like all that is said of a message."""
+    if not isinstance(expect, Expect):
+        raise InvalidArgumentError(f"expect must be an Expect, not {type(expect).__name__}")
+    for name, text in (("topic", expect.topic), ("last_id", expect.last_id)):
+        if text is not None:
+            check_text(f"{name} of what is expected", text, MAX_MESSAGE_ID_BYTES)
+    for name, number in (
+        ("last_sequence", expect.last_sequence),
+        ("last_subject_sequence", expect.last_subject_sequence),
+    ):
+        if number is not None and not (isinstance(number, int) and number >= 0):
+            raise InvalidArgumentError(
+                f"{name} of what is expected must be a whole number from 0 on, not {number!r}"
+            )
 
 
 def check_text(what: str, text: object, limit: int) -> None:
