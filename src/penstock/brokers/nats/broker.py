@@ -218,8 +218,7 @@ class NatsBroker:
     def _push_inbox(self, consumer: Consumer) -> PushInbox:
         inbox = self._pushed.get(consumer.key)
         if inbox is None:
-            inbox = PushInbox(self._connection.wire, self._pulling)
-            inbox.open(consumer)
+            inbox = PushInbox(self._connection.wire, self._pulling, consumer)
             self._pushed[consumer.key] = inbox
         return inbox
 
@@ -249,6 +248,9 @@ class NatsBroker:
         queue = self._ordered.pop(consumer.key, None)
         if queue is not None:
             queue.close()
+        inbox = self._pushed.pop(consumer.key, None)
+        if inbox is not None:
+            inbox.close()
 
     def _reconfigure(self, consumer: Consumer) -> None:
         """It is the same, and has been configured anew."""
@@ -259,6 +261,9 @@ class NatsBroker:
         queue = self._ordered.get(consumer.key)
         if queue is not None:
             queue.reconfigure(consumer)
+        inbox = self._pushed.get(consumer.key)
+        if inbox is not None:
+            inbox.reconfigure(consumer)
 
     async def _sifted(self, consumer: Consumer, taken: list[Delivery]) -> list[Delivery]:
         """What is to be handed over of what came; nothing of it is lost, however this ends."""
@@ -367,6 +372,8 @@ class NatsBroker:
         if queue is not None:
             for sequence, answer in _told(acks):
                 queue.settled(sequence, answer)
+        if (inbox := self._pushed.get(consumer.key)) is not None:
+            inbox.settled(answered)
         return responses
 
     async def note_releases(self, subscription: str) -> None:
@@ -400,6 +407,8 @@ class NatsBroker:
             if loans is None:
                 loans = self._loans[consumer.key] = Loans(consumer.config)
             loans.begin(deliveries, self._clock.monotonic())
+        if (inbox := self._pushed.get(consumer.key)) is not None:
+            inbox.lend([delivery.ack_id for delivery in deliveries])
 
 
 def _says_missing(answer: Receipt | PublishFault) -> bool:
