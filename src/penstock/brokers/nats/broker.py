@@ -21,6 +21,7 @@ from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.ordered import OrderedQueue
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.brokers.nats.protocol.headers import check_subject
 from penstock.brokers.nats.protocol.records import (
     Raw,
     parse_ack_subject,
@@ -31,6 +32,7 @@ from penstock.brokers.nats.releases import Releases
 from penstock.brokers.nats.snapshots import Snapshots
 from penstock.clock import Clock
 from penstock.errors import (
+    InvalidArgumentError,
     PenstockError,
     PermissionDeniedError,
     SubscriptionNotFoundError,
@@ -127,19 +129,22 @@ class NatsBroker:
             return []
         answers = await self._publishing.publish(topic, drafts)
         if PublishFault in map(type, answers):
-            answers = await self._confirm_missing(topic, answers)
+            answers = await self._confirm_missing(topic, drafts, answers)
         return answers
 
     async def _confirm_missing(
-        self, topic: str, answers: Sequence[Receipt | PublishFault]
+        self, topic: str, drafts: Sequence[Draft], answers: Sequence[Receipt | PublishFault]
     ) -> Sequence[Receipt | PublishFault]:
-        """Nobody took some drafts: the topic is gone, or it has no leader for a moment."""
+        """Nobody took some drafts: the topic is gone, or has not their subjects any more, or it has
+        no leader for a moment."""
         missing = [_says_missing(answer) for answer in answers]
         if not any(missing):
             return answers
         error: PenstockError
+        subjects: Sequence[str] = (">",)
         try:
             await self._catalogue.stream_info(topic)
+            subjects = (await self._catalogue.routes_again(topic)).subjects
         except TopicNotFoundError:
             self._catalogue.forget_routes(topic)
             if all(missing):
@@ -156,8 +161,10 @@ class NatsBroker:
             error = UnavailableError(
                 f"Topic {topic!r} is there, but nobody stores messages for it now"
             )
-        fault = PublishFault(error)
-        return [fault if gone else a for a, gone in zip(answers, missing, strict=True)]
+        return [
+            PublishFault(_refusal(topic, draft, subjects) or error) if gone else answer
+            for draft, answer, gone in zip(drafts, answers, missing, strict=True)
+        ]
 
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
@@ -413,6 +420,15 @@ class NatsBroker:
 
 def _says_missing(answer: Receipt | PublishFault) -> bool:
     return isinstance(answer, PublishFault) and isinstance(answer.error, TopicNotFoundError)
+
+
+def _refusal(topic: str, draft: Draft, subjects: Sequence[str]) -> InvalidArgumentError | None:
+    """What is wrong with the subject of a draft, if anything is."""
+    try:
+        check_subject(topic, draft.subject or topic, subjects)
+    except InvalidArgumentError as error:
+        return error
+    return None
 
 
 def _told(acks: list[tuple[bytes, bytes]]) -> list[tuple[int, bytes]]:

@@ -11,7 +11,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolic
 
 from penstock import DeadLetterPolicy, FlowControl, ManagedPublisher, PubSub, ServerName
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, SubscriptionNotFoundError
-from penstock.message import Draft, PublishFault, Settlement, Verb
+from penstock.message import Draft, PublishFault, Receipt, Settlement, Verb
 from penstock.testing.waiting import eventually
 from tests.support.brokers import stored
 from tests.support.servers import NatsServer
@@ -84,6 +84,20 @@ async def test_subjects_that_a_stream_gets_later_are_taken_at_once(server):
         await js.update_stream(name="GROWING", subjects=["growing.a", "growing.b"])
         await topic.publish_message(b"2", subject="growing.b")
         assert (await topic.describe()).published == 2
+
+
+async def test_subjects_that_a_stream_has_no_longer_are_refused_for_good(server):
+    async with both(server) as (theirs, pubsub):
+        js = theirs.jetstream()
+        await js.add_stream(name="SHRINKING", subjects=["shrinking.a", "shrinking.b"])
+        broker = await pubsub.broker()
+        both_of_them = [Draft.of(b"x", subject=f"shrinking.{name}") for name in "ab"]
+        await broker.publish("SHRINKING", both_of_them)
+        await js.update_stream(name="SHRINKING", subjects=["shrinking.a"])
+        stored_one, refused = await broker.publish("SHRINKING", both_of_them)
+        assert isinstance(stored_one, Receipt)
+        assert isinstance(refused, PublishFault) and refused.definite
+        assert "'shrinking.b'" in str(refused.error)
 
 
 async def test_a_stream_without_subjects_of_its_own_takes_nothing(server):
