@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import NoReturn, Protocol, Self
+from typing import NoReturn, Protocol, Self, runtime_checkable
 
 from penstock.clock import NS, Clock, PreciseTime, to_ns
 from penstock.errors import InvalidArgumentError
@@ -16,6 +16,7 @@ from penstock.message.values import AckResponse, Delivery, Record, Verb
 _ACK, _NACK = Verb.ACK, Verb.NACK
 
 
+@runtime_checkable
 class Owner(Protocol):
     """Who answers for a message's verbs: its subscription, or what of it delivered the message."""
 
@@ -81,6 +82,21 @@ class Message:
             raise InvalidArgumentError(
                 f"publish_time must be an aware datetime (with a time zone), not {publish_time!r}"
             )
+        for name, value, kind in (
+            ("id", id, str),
+            ("ack_id", ack_id, str),
+            ("attributes", attributes, Mapping),
+            ("subscription", subscription, Owner),
+            ("ordering_key", ordering_key, str | None),
+            ("delivery_attempt", delivery_attempt, int),
+            ("subject", subject, str),
+        ):
+            if not isinstance(value, kind):
+                raise InvalidArgumentError(
+                    f"{name} of a message cannot be a {type(value).__name__}"
+                )
+        if not all(isinstance(part, str) for pair in attributes.items() for part in pair):
+            raise InvalidArgumentError("The attributes of a message are text, their keys too")
         record = Record(
             sequence=0,
             message_id=id,
