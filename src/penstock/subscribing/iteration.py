@@ -33,10 +33,12 @@ class Iteration:
         stream.resume()
         try:
             while not self._left:
-                fetched = self._clock.monotonic()
+                fetched, used = self._clock.monotonic(), False
                 while (message := deliveries.take()) is not None:
+                    used = True
                     yield message
-                self._adapt(self._clock.monotonic() - fetched)
+                if used:
+                    self._adapt(self._clock.monotonic() - fetched)
                 if stream.ended or self._left:
                     break
                 await deliveries.change()

@@ -43,6 +43,20 @@ async def test_iteration_raises_what_ended_the_stream():
             await task
 
 
+async def test_pulls_side_by_side_fetch_no_more_ahead_than_one_would():
+    class Distant(FlakyBroker):
+        async def pull(self, subscription, **how):
+            await asyncio.sleep(1)  # Long enough for all pulls to be asked.
+            return await super().pull(subscription, **how)
+
+    async with subscription_on(Distant()) as (topic, sub):
+        await publish(topic, 10)
+        async for message in sub:
+            assert (await sub.describe()).leased == 1
+            message.ack()
+            break
+
+
 async def test_leaving_an_iteration_gives_back_what_was_not_seen():
     async with orders() as (topic, sub):
         await publish(topic, 10)
