@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -28,14 +28,17 @@ from penstock.brokers.nats.protocol.consumers import (
     unfinished,
     updated_consumer,
 )
+from penstock.brokers.nats.protocol.errors import SubjectsTakenError
 from penstock.brokers.nats.protocol.headers import encode_name, own_name, stores
 from penstock.brokers.nats.releases import RELEASES, Releases
 from penstock.clock import NS, Clock, to_ns
 from penstock.config import SubscriptionConfig, SubscriptionName, TopicConfig
 from penstock.errors import (
     AlreadyExistsError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    PermissionDeniedError,
     SubscriptionNotFoundError,
     TopicNotFoundError,
     UnimplementedError,
@@ -70,7 +73,9 @@ class NatsAdmin:
         # The server takes the same configuration twice without a word; users are to be told.
         if await self._exists(config.name):
             raise _exists("Topic", config.name)
-        await self._catalogue.create_stream(stream_config(config))
+        wanted = stream_config(config)
+        async with self._subjects_free(config.name, wanted["subjects"]):
+            await self._catalogue.create_stream(wanted)
 
     async def delete_topic(self, topic: str) -> None:
         self._catalogue.forget_routes(topic)
@@ -81,12 +86,30 @@ class NatsAdmin:
     async def update_topic(self, config: TopicConfig) -> None:
         info = await self._catalogue.stream_info(config.name)
         topic_config(info).check_change(config)
+        wanted = updated_stream(info, config)
         self._catalogue.forget_routes(config.name)
-        await self._connection.request(
-            f"STREAM.UPDATE.{encode_name(config.name)}",
-            updated_stream(info, config),
-            missing=lambda: TopicNotFoundError(config.name),
-        )
+        async with self._subjects_free(config.name, wanted.get("subjects") or []):
+            await self._connection.request(
+                f"STREAM.UPDATE.{encode_name(config.name)}",
+                wanted,
+                missing=lambda: TopicNotFoundError(config.name),
+            )
+
+    @asynccontextmanager
+    async def _subjects_free(self, topic: str, subjects: Sequence[str]) -> AsyncIterator[None]:
+        """Say who has the subjects when the server says that somebody has."""
+        try:
+            yield
+        except SubjectsTakenError as taken:
+            others: set[str] = set()
+            with suppress(PermissionDeniedError):
+                for subject in subjects:
+                    others.update(map(own_name, await self._catalogue.all_streams(subject)))
+            whose = " and ".join(map(repr, sorted(others - {topic}))) or "another"
+            raise FailedPreconditionError(
+                f"Topic {topic!r} cannot store {', '.join(subjects)}: topic {whose} stores some of "
+                "them; choose another name or other subjects, or publish to that one"
+            ) from taken
 
     async def list_topics(self) -> Sequence[str]:
         streams = await self._catalogue.all_streams()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -226,16 +226,20 @@ class Catalogue:
             return [encode_name(topic) for topic in self._connection.options.topics]
         return await self.all_streams()
 
-    async def all_streams(self) -> list[str]:
-        return await self._all("STREAM.NAMES", "streams")
+    async def all_streams(self, subject: str = "") -> list[str]:
+        """Those that store something on `subject`, which may be a pattern, or all."""
+        about = {"subject": subject} if subject else {}
+        return await self._all("STREAM.NAMES", "streams", about)
 
     async def consumers(self, stream: str) -> list[str]:
         return await self._all(f"CONSUMER.NAMES.{stream}", "consumers")
 
-    async def _all(self, subject: str, field: str) -> list[str]:
+    async def _all(
+        self, subject: str, field: str, about: Mapping[str, str] | None = None
+    ) -> list[str]:
         found: list[str] = []
         while True:
-            page = await self._connection.request(subject, {"offset": len(found)})
+            page = await self._connection.request(subject, {**(about or {}), "offset": len(found)})
             found += page.get(field) or []
             if not page.get(field) or len(found) >= page["total"]:
                 return found

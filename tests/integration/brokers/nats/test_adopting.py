@@ -86,6 +86,18 @@ async def test_subjects_that_a_stream_gets_later_are_taken_at_once(server):
         assert (await topic.describe()).published == 2
 
 
+async def test_a_topic_whose_subjects_another_has_is_told_whose_they_are(server):
+    async with both(server) as (theirs, pubsub):
+        await theirs.jetstream().add_stream(name="EVENTS", subjects=["events.>"])
+        says = r"'events.shop' cannot store .*: topic 'EVENTS' stores some"
+        with pytest.raises(FailedPreconditionError, match=says):
+            await pubsub.topic("events.shop").create()
+        topic = await pubsub.topic("shop-events").create()
+        with pytest.raises(FailedPreconditionError, match=r"'shop-events' .* 'EVENTS'"):
+            await topic.update(subjects=["shop-events", "events.*"])
+        assert (await topic.describe()).config.subjects == ()
+
+
 async def test_subjects_that_a_stream_has_no_longer_are_refused_for_good(server):
     async with both(server) as (theirs, pubsub):
         js = theirs.jetstream()
