@@ -59,7 +59,7 @@ def api_error(error: Mapping[str, object], missing: Missing | None = None) -> Pe
     if number in _PASSING:
         return UnavailableError(said)
     if number == _NOT_CLUSTERED:
-        return NotClusteredError(said)
+        return NotClusteredError(f"{said}: the server is alone; leave replicas out, or ask for 1")
     if number == _SUBJECTS_TAKEN:
         return SubjectsTakenError(said)
     if number == _NO_ROOM_FOR_REPLICAS:
