@@ -1,6 +1,6 @@
 import pytest
 
-from penstock import Draft
+from penstock import Draft, Expect
 from penstock.config import DeadLetterPolicy, SubscriptionConfig, TopicConfig, check_name
 from penstock.errors import InvalidArgumentError
 from penstock.message import Record
@@ -65,6 +65,14 @@ def test_the_size_of_a_record_is_the_bytes_of_its_data_and_attributes():
         ({"attributes": {"a": "x" * 1025}}, "1025 bytes"),
         ({"attributes": {"ä" * 129: "x"}}, "258 bytes"),
         ({"attributes": {str(n): "" for n in range(101)}}, "at most 100"),
+        ({"expect": "last"}, "must be an Expect"),
+        ({"expect": Expect(last_id="x\r\nNats-Rollup: all")}, r"last_id .* '\\r' at position 1"),
+        ({"expect": Expect(topic="orders\n")}, "topic .* control character"),
+        ({"expect": Expect(last_id="\ud800")}, "not valid text"),
+        ({"expect": Expect(last_sequence="1\r\nx: y")}, "last_sequence .* whole number"),
+        ({"expect": Expect(last_subject_sequence=-1)}, "last_subject_sequence .* whole number"),
+        ({"ttl": float("inf")}, "ttl must be"),
+        ({"ttl": float("nan")}, "ttl must be"),
         ({"ordering_key": 5}, "must be text"),
         ({"ordering_key": "a\nb"}, "control character"),
         ({"ordering_key": "x" * 1025}, "at most 1024"),

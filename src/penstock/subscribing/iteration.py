@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Self
 
 from penstock.message import Message
 from penstock.subscribing.stream import MessageStream
@@ -14,8 +16,8 @@ class Iteration:
     Leases run while a message waits to be asked for, so few are fetched ahead: as many as the
     loop has been seen to use within a small part of the ack deadline, one at first.
 
-    `leave` ends it at once and without waiting: a loop that is left by `break` is cleaned up
-    later, when the next loop may already have begun.
+    A loop that is left by `break` drops it, and then it ends at once: a generator alone would be
+    cleaned up later, when the stream may already have been resumed, or the next loop begun.
     """
 
     def __init__(self, stream: MessageStream) -> None:
@@ -25,7 +27,10 @@ class Iteration:
         self._ahead = 1
         self._left = False
 
-    async def messages(self) -> AsyncIterator[Message]:
+    def messages(self) -> Loop:
+        return Loop(self, self._messages())
+
+    async def _messages(self) -> AsyncGenerator[Message]:
         if self._left:
             return
         stream, deliveries = self._stream, self._deliveries
@@ -33,10 +38,12 @@ class Iteration:
         stream.resume()
         try:
             while not self._left:
-                fetched = self._clock.monotonic()
+                fetched, used = self._clock.monotonic(), False
                 while (message := deliveries.take()) is not None:
+                    used = True
                     yield message
-                self._adapt(self._clock.monotonic() - fetched)
+                if used:
+                    self._adapt(self._clock.monotonic() - fetched)
                 if stream.ended or self._left:
                     break
                 await deliveries.change()
@@ -64,3 +71,26 @@ class Iteration:
             self._ahead = max(1, self._ahead // 2)
         if not self._left:
             self._deliveries.fetch_ahead(self._ahead)
+
+
+class Loop:
+    """What `async for` holds while it runs."""
+
+    def __init__(self, iteration: Iteration, messages: AsyncGenerator[Message]) -> None:
+        self._iteration = iteration
+        self._messages = messages
+        self._event_loop = asyncio.get_running_loop()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Awaitable[Message]:
+        return self._messages.__anext__()
+
+    async def aclose(self) -> None:
+        await self._messages.aclose()
+
+    def __del__(self) -> None:
+        # Elsewhere, as at the end of the program, there is nobody left to be told.
+        if asyncio._get_running_loop() is self._event_loop:
+            self._iteration.leave()

@@ -1,6 +1,7 @@
 """Late answers, callers' functions that raise, runners that end: every flight ends all the same."""
 
 import asyncio
+import gc
 import logging
 from contextlib import asynccontextmanager
 
@@ -374,6 +375,32 @@ async def test_a_key_that_failed_for_good_is_paused_until_it_is_resumed():
         assert publisher.paused_keys == frozenset()
     log = [r.data async for b in broker.log.read("orders", 1, 10**9) for r in b]
     assert [data for data in log if b"another" not in data] == [b"0", b"6"]
+
+
+async def test_a_key_that_is_paused_in_one_topic_is_not_in_another():
+    broker = SlowBroker(faults=lambda d, a: Fault(PermissionDeniedError("no")))
+    async with client(broker) as pubsub, ManagedPublisher(pubsub, pause_failed_keys=True) as held:
+        await pubsub.topic("invoices").create()
+        failed = await held.publish_async("orders", b"x", ordering_key="ann")
+        with pytest.raises(PermissionDeniedError):
+            await failed.ack
+        broker.faults = lambda d, a: None
+        await (await held.publish_async("invoices", b"x", ordering_key="ann")).ack
+        assert held.paused_keys == {("orders", "ann")}
+
+
+async def test_a_listener_that_takes_too_long_is_left_without_a_word_of_what_it_missed():
+    class Slow(PublisherListener):
+        async def acked(self, flight):
+            await asyncio.sleep(100)
+
+    async with publishing(listener=Slow()) as publisher:
+        for flight in [await publisher.publish_async("orders", b"x") for _ in range(3)]:
+            await flight.ack
+        began = now()
+        await publisher.drain()
+        assert now() - began == 5
+    gc.collect()  # A coroutine that nobody awaited would say so.
 
 
 async def test_thousands_behind_a_paused_key_end_without_a_deep_stack():

@@ -43,6 +43,52 @@ async def test_iteration_raises_what_ended_the_stream():
             await task
 
 
+async def test_pulls_side_by_side_fetch_no_more_ahead_than_one_would():
+    class Distant(FlakyBroker):
+        async def pull(self, subscription, **how):
+            await asyncio.sleep(1)  # Long enough for all pulls to be asked.
+            return await super().pull(subscription, **how)
+
+    async with subscription_on(Distant()) as (topic, sub):
+        await publish(topic, 10)
+        async for message in sub:
+            assert (await sub.describe()).leased == 1
+            message.ack()
+            break
+
+
+async def test_who_listens_after_a_loop_was_left_is_not_held_to_the_pace_of_the_loop():
+    broker = FlakyBroker()
+    async with subscription_on(broker) as (topic, sub):
+        await publish(topic, 1)
+        async for message in sub:
+            message.ack()
+            break
+        received = []
+        sub.on("message", received.append)
+        await publish(topic, 100)
+        sub.resume()
+        await settled()
+        assert len(received) == 100
+        assert max(broker.batches) == 100
+
+
+async def test_pausing_inside_a_loop_keeps_back_what_was_fetched_for_it():
+    async with orders() as (topic, sub):
+        await publish(topic, 10)
+        loop = aiter(sub)
+        for _ in range(2):
+            (await anext(loop)).ack()
+        await settled()
+        sub.pause()
+        assert sub.stream.statistics().waiting > 0
+        following = asyncio.ensure_future(anext(loop))
+        await settled()
+        assert not following.done()
+        sub.resume()
+        assert (await following).data == b"2"
+
+
 async def test_leaving_an_iteration_gives_back_what_was_not_seen():
     async with orders() as (topic, sub):
         await publish(topic, 10)

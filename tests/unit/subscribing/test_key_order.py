@@ -42,6 +42,17 @@ def test_a_key_waits_for_a_failure_to_come_back_but_not_for_ever():
     assert order.next() is None
 
 
+def test_a_failure_that_comes_back_too_late_waits_for_the_one_that_went_instead():
+    order = KeyOrder(broker_orders=False)
+    first, second = keyed("1", "2")
+    order.enter([first, second])
+    order.leave(first, 10.0)
+    assert order.stop_awaiting(15) == [second]
+    [again] = keyed("1")
+    assert order.enter([again]) == ([], [again])
+    assert order.leave(second, None).following is again
+
+
 def test_a_failure_that_came_back_is_first():
     order = KeyOrder(broker_orders=False)
     first, second = keyed("1", "2")

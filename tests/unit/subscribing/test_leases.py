@@ -116,6 +116,19 @@ def test_what_was_parked_gets_its_time_when_it_starts():
     assert book.pop_expired(14) == [messages[1]]
 
 
+def test_what_was_parked_is_extended_for_as_long_as_any_other_from_when_it_starts():
+    book = LeaseBook()
+    book.configure(None, LeaseExtension(interval=5, jitter=0, max_total=20))
+    [message] = loans("a1")
+    book.begin([message], 10, now=0)
+    book.park([message], now=0)
+    for now in range(5, 100, 5):
+        assert renewed(book, now)
+    book.start(message, now=100)
+    assert [now for now in range(100, 140) if renewed(book, now)] == [105, 110, 115]
+    assert book.pop_expired(125) == [message]
+
+
 def test_what_is_parked_for_too_long_is_to_be_given_back_before_it_ends():
     book = LeaseBook()
     [message] = loans("a1")

@@ -37,12 +37,30 @@ async def test_a_message_is_made_from_what_it_consists_of():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"publish_time": datetime(2026, 1, 1)}, {"publish_time": "now"}, {"data": "text"}],  # noqa: DTZ001
+    [
+        {"publish_time": datetime(2026, 1, 1)},  # noqa: DTZ001
+        {"publish_time": "now"},
+        {"data": "text"},
+        {"id": 5},
+        {"ack_id": None},
+        {"attributes": None},
+        {"attributes": [("key", "value")]},
+        {"attributes": {"key": 5}},
+        {"attributes": {5: "value"}},
+        {"subscription": None},
+        {"ordering_key": 5},
+        {"delivery_attempt": "2"},
+        {"subject": None},
+    ],
+    ids=str,
 )
 def test_a_message_of_the_wrong_things_is_refused(wrong):
     right = {"id": "1", "ack_id": "a", "data": b"", "attributes": {}, "publish_time": WHEN}
-    with pytest.raises(InvalidArgumentError):
-        Message(**(right | wrong), subscription=None)
+    right["subscription"] = make_message()._owner
+    assert Message(**right).id == "1"
+    [name] = wrong
+    with pytest.raises(InvalidArgumentError, match=name):
+        Message(**(right | wrong))
 
 
 async def test_a_message_made_again_settles_the_delivery_it_names():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -28,14 +28,17 @@ from penstock.brokers.nats.protocol.consumers import (
     unfinished,
     updated_consumer,
 )
+from penstock.brokers.nats.protocol.errors import SubjectsTakenError
 from penstock.brokers.nats.protocol.headers import encode_name, own_name, stores
 from penstock.brokers.nats.releases import RELEASES, Releases
 from penstock.clock import NS, Clock, to_ns
 from penstock.config import SubscriptionConfig, SubscriptionName, TopicConfig
 from penstock.errors import (
     AlreadyExistsError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    PermissionDeniedError,
     SubscriptionNotFoundError,
     TopicNotFoundError,
     UnimplementedError,
@@ -70,7 +73,10 @@ class NatsAdmin:
         # The server takes the same configuration twice without a word; users are to be told.
         if await self._exists(config.name):
             raise _exists("Topic", config.name)
-        await self._catalogue.create_stream(stream_config(config))
+        wanted = stream_config(config)
+        with _about("Topic", config.name):
+            async with self._subjects_free(wanted["subjects"]):
+                await self._catalogue.create_stream(wanted)
 
     async def delete_topic(self, topic: str) -> None:
         self._catalogue.forget_routes(topic)
@@ -81,12 +87,31 @@ class NatsAdmin:
     async def update_topic(self, config: TopicConfig) -> None:
         info = await self._catalogue.stream_info(config.name)
         topic_config(info).check_change(config)
+        wanted = updated_stream(info, config)
         self._catalogue.forget_routes(config.name)
-        await self._connection.request(
-            f"STREAM.UPDATE.{encode_name(config.name)}",
-            updated_stream(info, config),
-            missing=lambda: TopicNotFoundError(config.name),
-        )
+        with _about("Topic", config.name):
+            async with self._subjects_free(wanted.get("subjects") or []):
+                await self._connection.request(
+                    f"STREAM.UPDATE.{encode_name(config.name)}",
+                    wanted,
+                    missing=lambda: TopicNotFoundError(config.name),
+                )
+
+    @asynccontextmanager
+    async def _subjects_free(self, subjects: Sequence[str]) -> AsyncIterator[None]:
+        """Say who has the subjects when the server says that somebody has."""
+        try:
+            yield
+        except SubjectsTakenError as taken:
+            others: set[str] = set()
+            with suppress(PermissionDeniedError):
+                for subject in subjects:
+                    others.update(map(own_name, await self._catalogue.all_streams(subject)))
+            whose = " and ".join(map(repr, sorted(others))) or "another"
+            raise FailedPreconditionError(
+                f"of {', '.join(subjects)} some are stored by topic {whose}; choose another name "
+                "or other subjects, or publish to that one"
+            ) from taken
 
     async def list_topics(self) -> Sequence[str]:
         streams = await self._catalogue.all_streams()
@@ -129,15 +154,16 @@ class NatsAdmin:
         everything and moved to where it should begin before anybody pulls.
         """
         stream, name = encode_name(config.topic), encode_name(config.name)
-        info = await self._connection.request(
-            f"CONSUMER.CREATE.{stream}.{name}",
-            {
-                "stream_name": stream,
-                "action": "create",
-                "config": consumer_config(config, routed, first),
-            },
-            missing=lambda: TopicNotFoundError(config.topic),
-        )
+        with _about("Subscription", config.name):
+            info = await self._connection.request(
+                f"CONSUMER.CREATE.{stream}.{name}",
+                {
+                    "stream_name": stream,
+                    "action": "create",
+                    "config": consumer_config(config, routed, first),
+                },
+                missing=lambda: TopicNotFoundError(config.topic),
+            )
         await self._finish_consumer(consumer_of(info), first)
         self._catalogue.remember(info)
 
@@ -175,11 +201,12 @@ class NatsAdmin:
             await self._releases.forget(consumer)
 
     async def _update(self, consumer: Consumer, config: dict[str, Any]) -> dict[str, Any]:
-        return await self._connection.request(
-            f"CONSUMER.CREATE.{consumer.stream}.{consumer.name}",
-            {"stream_name": consumer.stream, "action": "update", "config": config},
-            missing=lambda: SubscriptionNotFoundError(consumer.config.name),
-        )
+        with _about("Subscription", consumer.config.name):
+            return await self._connection.request(
+                f"CONSUMER.CREATE.{consumer.stream}.{consumer.name}",
+                {"stream_name": consumer.stream, "action": "update", "config": config},
+                missing=lambda: SubscriptionNotFoundError(consumer.config.name),
+            )
 
     async def detach_subscription(self, subscription: str) -> None:  # noqa: ARG002
         raise UnimplementedError("JetStream cannot detach a subscription; delete it instead")
@@ -282,6 +309,15 @@ class NatsAdmin:
         except NotFoundError:
             return False
         return True
+
+
+@contextmanager
+def _about(kind: str, name: str) -> Iterator[None]:
+    """Say of what the server refused something; it does not."""
+    try:
+        yield
+    except FailedPreconditionError as error:
+        raise FailedPreconditionError(f"{kind} {name!r} cannot be so: {error}") from error
 
 
 def _exists(kind: str, name: str) -> AlreadyExistsError:

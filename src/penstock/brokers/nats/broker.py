@@ -21,6 +21,7 @@ from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.ordered import OrderedQueue
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.brokers.nats.protocol.headers import check_subject
 from penstock.brokers.nats.protocol.records import (
     Raw,
     parse_ack_subject,
@@ -31,6 +32,7 @@ from penstock.brokers.nats.releases import Releases
 from penstock.brokers.nats.snapshots import Snapshots
 from penstock.clock import Clock
 from penstock.errors import (
+    InvalidArgumentError,
     PenstockError,
     PermissionDeniedError,
     SubscriptionNotFoundError,
@@ -127,19 +129,22 @@ class NatsBroker:
             return []
         answers = await self._publishing.publish(topic, drafts)
         if PublishFault in map(type, answers):
-            answers = await self._confirm_missing(topic, answers)
+            answers = await self._confirm_missing(topic, drafts, answers)
         return answers
 
     async def _confirm_missing(
-        self, topic: str, answers: Sequence[Receipt | PublishFault]
+        self, topic: str, drafts: Sequence[Draft], answers: Sequence[Receipt | PublishFault]
     ) -> Sequence[Receipt | PublishFault]:
-        """Nobody took some drafts: the topic is gone, or it has no leader for a moment."""
+        """Nobody took some drafts: the topic is gone, or has not their subjects any more, or it has
+        no leader for a moment."""
         missing = [_says_missing(answer) for answer in answers]
         if not any(missing):
             return answers
         error: PenstockError
+        subjects: Sequence[str] = (">",)
         try:
             await self._catalogue.stream_info(topic)
+            subjects = (await self._catalogue.routes_again(topic)).subjects
         except TopicNotFoundError:
             self._catalogue.forget_routes(topic)
             if all(missing):
@@ -156,8 +161,10 @@ class NatsBroker:
             error = UnavailableError(
                 f"Topic {topic!r} is there, but nobody stores messages for it now"
             )
-        fault = PublishFault(error)
-        return [fault if gone else a for a, gone in zip(answers, missing, strict=True)]
+        return [
+            PublishFault(_refusal(topic, draft, subjects) or error) if gone else answer
+            for draft, answer, gone in zip(drafts, answers, missing, strict=True)
+        ]
 
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
@@ -218,8 +225,7 @@ class NatsBroker:
     def _push_inbox(self, consumer: Consumer) -> PushInbox:
         inbox = self._pushed.get(consumer.key)
         if inbox is None:
-            inbox = PushInbox(self._connection.wire, self._pulling)
-            inbox.open(consumer)
+            inbox = PushInbox(self._connection.wire, self._pulling, consumer)
             self._pushed[consumer.key] = inbox
         return inbox
 
@@ -246,9 +252,12 @@ class NatsBroker:
     def _forget(self, consumer: Consumer) -> None:
         """It is gone, or another than it was."""
         self._loans.pop(consumer.key, None)
-        for ending in (self._ordered.pop(consumer.key, None), self._pushed.pop(consumer.key, None)):
-            if ending is not None:
-                ending.close()
+        queue = self._ordered.pop(consumer.key, None)
+        if queue is not None:
+            queue.close()
+        inbox = self._pushed.pop(consumer.key, None)
+        if inbox is not None:
+            inbox.close()
 
     def _reconfigure(self, consumer: Consumer) -> None:
         """It is the same, and has been configured anew."""
@@ -259,11 +268,13 @@ class NatsBroker:
         queue = self._ordered.get(consumer.key)
         if queue is not None:
             queue.reconfigure(consumer)
+        inbox = self._pushed.get(consumer.key)
+        if inbox is not None:
+            inbox.reconfigure(consumer)
 
     async def _sifted(self, consumer: Consumer, taken: list[Delivery]) -> list[Delivery]:
         """What is to be handed over of what came; nothing of it is lost, however this ends."""
         deliveries = taken
-        told: dict[int, bytes] = {}
         queue = self._ordered.get(consumer.key)
         try:
             if consumer.config.enable_exactly_once_delivery:
@@ -271,7 +282,7 @@ class NatsBroker:
             if consumer.config.filter:
                 deliveries = await self._filtered(consumer, deliveries)
             if consumer.config.dead_letter_policy is not None:
-                deliveries, told = await self._failing.without_spent(consumer, deliveries)
+                deliveries = await self._failing.without_spent(consumer, deliveries)
         except BaseException:
             self._pulling.give_back([delivery.ack_id.encode() for delivery in taken])
             if queue is not None:
@@ -280,10 +291,9 @@ class NatsBroker:
             raise
         if queue is not None and len(deliveries) < len(taken):
             kept = {delivery.record.sequence for delivery in deliveries}
-            for sequence in [d.record.sequence for d in taken]:
-                if sequence not in kept:
-                    # A spent one that could not be moved comes again, and its key waits for it.
-                    queue.settled(sequence, told.get(sequence, b"+ACK"))
+            for delivery in taken:
+                if delivery.record.sequence not in kept:
+                    queue.settled(delivery.record.sequence, b"+ACK")
         return deliveries
 
     async def _not_done(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
@@ -369,6 +379,8 @@ class NatsBroker:
         if queue is not None:
             for sequence, answer in _told(acks):
                 queue.settled(sequence, answer)
+        if (inbox := self._pushed.get(consumer.key)) is not None:
+            inbox.settled(answered)
         return responses
 
     async def note_releases(self, subscription: str) -> None:
@@ -402,10 +414,21 @@ class NatsBroker:
             if loans is None:
                 loans = self._loans[consumer.key] = Loans(consumer.config)
             loans.begin(deliveries, self._clock.monotonic())
+        if (inbox := self._pushed.get(consumer.key)) is not None:
+            inbox.lend([delivery.ack_id for delivery in deliveries])
 
 
 def _says_missing(answer: Receipt | PublishFault) -> bool:
     return isinstance(answer, PublishFault) and isinstance(answer.error, TopicNotFoundError)
+
+
+def _refusal(topic: str, draft: Draft, subjects: Sequence[str]) -> InvalidArgumentError | None:
+    """What is wrong with the subject of a draft, if anything is."""
+    try:
+        check_subject(topic, draft.subject or topic, subjects)
+    except InvalidArgumentError as error:
+        return error
+    return None
 
 
 def _told(acks: list[tuple[bytes, bytes]]) -> list[tuple[int, bytes]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -46,6 +46,7 @@ class Catalogue:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._consumers: dict[tuple[str, str], Consumer] = {}
+        # By stream and name, however it is asked for.
         self._looked: dict[tuple[str, str], float] = {}
         self._looking: set[asyncio.Task[None]] = set()
         self._routes: dict[str, Routes] = {}
@@ -100,7 +101,7 @@ class Catalogue:
         if known is None:
             try:
                 known = _usable(consumer_of(await self._find(*asked)))
-                self._looked[asked] = asyncio.get_running_loop().time()
+                self._looked[known.key] = _now()
             except PermissionDeniedError:
                 # Pulling needs no more than the name of the stream, if somebody tells it.
                 topic = asked[1] or next(iter(self._connection.options.topics), "")
@@ -156,15 +157,15 @@ class Catalogue:
         """It is gone, or what was lent of it is nobody's any more."""
         for asked in [a for a, known in self._consumers.items() if known.key == consumer.key]:
             del self._consumers[asked]
+        self._looked.pop(consumer.key, None)
         self.on_forget(consumer)
 
     def remember(self, info: dict[str, Any]) -> None:
         """It has just been made."""
         consumer = consumer_of(info)
         self.forget(consumer)
-        asked = consumer.config.name, consumer.config.topic
-        self._consumers[asked] = consumer
-        self._looked[asked] = asyncio.get_running_loop().time()
+        self._consumers[consumer.config.name, consumer.config.topic] = consumer
+        self._looked[consumer.key] = _now()
 
     def changed(self, info: dict[str, Any]) -> None:
         """It is configured like this from now on; what is on loan stays so."""
@@ -181,12 +182,11 @@ class Catalogue:
 
     def look_again(self, subscription: str) -> None:
         """Find out in passing whether somebody has changed a subscription that is in use."""
-        asked, now = _asked_for(subscription), asyncio.get_running_loop().time()
-        consumer = self._consumers.get(asked)
+        consumer, now = self._consumers.get(_asked_for(subscription)), _now()
         # Who may not look at it never did.
-        if consumer is None or now - self._looked.get(asked, now) < _LOOK_AGAIN_AFTER:
+        if consumer is None or now - self._looked.get(consumer.key, now) < _LOOK_AGAIN_AFTER:
             return
-        self._looked[asked] = now
+        self._looked[consumer.key] = now
         # Owned here: ends with its answer, or in `close`.
         looking = asyncio.get_running_loop().create_task(self._look(consumer))
         self._looking.add(looking)
@@ -226,19 +226,27 @@ class Catalogue:
             return [encode_name(topic) for topic in self._connection.options.topics]
         return await self.all_streams()
 
-    async def all_streams(self) -> list[str]:
-        return await self._all("STREAM.NAMES", "streams")
+    async def all_streams(self, subject: str = "") -> list[str]:
+        """Those that store something on `subject`, which may be a pattern, or all."""
+        about = {"subject": subject} if subject else {}
+        return await self._all("STREAM.NAMES", "streams", about)
 
     async def consumers(self, stream: str) -> list[str]:
         return await self._all(f"CONSUMER.NAMES.{stream}", "consumers")
 
-    async def _all(self, subject: str, field: str) -> list[str]:
+    async def _all(
+        self, subject: str, field: str, about: Mapping[str, str] | None = None
+    ) -> list[str]:
         found: list[str] = []
         while True:
-            page = await self._connection.request(subject, {"offset": len(found)})
+            page = await self._connection.request(subject, {**(about or {}), "offset": len(found)})
             found += page.get(field) or []
             if not page.get(field) or len(found) >= page["total"]:
                 return found
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _asked_for(subscription: str) -> tuple[str, str]:

@@ -9,9 +9,16 @@ import nats
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy
 
-from penstock import DeadLetterPolicy, FlowControl, ManagedPublisher, PubSub, ServerName
+from penstock import (
+    DeadLetterPolicy,
+    FlowControl,
+    ManagedPublisher,
+    PubSub,
+    PushDelivery,
+    ServerName,
+)
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, SubscriptionNotFoundError
-from penstock.message import Draft, PublishFault, Settlement, Verb
+from penstock.message import Draft, PublishFault, Receipt, Settlement, Verb
 from penstock.testing.waiting import eventually
 from tests.support.brokers import stored
 from tests.support.servers import NatsServer
@@ -84,6 +91,56 @@ async def test_subjects_that_a_stream_gets_later_are_taken_at_once(server):
         await js.update_stream(name="GROWING", subjects=["growing.a", "growing.b"])
         await topic.publish_message(b"2", subject="growing.b")
         assert (await topic.describe()).published == 2
+
+
+async def test_what_the_server_refuses_is_told_of_whom(server):
+    async with both(server) as (theirs, pubsub):
+        await theirs.jetstream().add_stream(name="ALONE", subjects=["alone"])
+        with pytest.raises(FailedPreconditionError, match=r"Topic 'thrice' .* leave replicas out"):
+            await pubsub.topic("thrice").create(replicas=3)
+        push = PushDelivery(subject="alone")
+        with pytest.raises(FailedPreconditionError, match=r"Subscription 'circle' .* cycle"):
+            await pubsub.topic("ALONE").subscription("circle", push=push).create()
+
+
+async def test_the_deadline_of_a_consumer_with_a_backoff_is_not_said_to_be_changed(server):
+    async with both(server) as (theirs, pubsub):
+        js = theirs.jetstream()
+        await js.add_stream(name="STEPS", subjects=["steps"])
+        steps = ConsumerConfig(durable_name="steps", backoff=[5, 10], max_deliver=3)
+        await js.add_consumer("STEPS", steps)
+        sub = pubsub.topic("STEPS").subscription("steps")
+        with pytest.raises(FailedPreconditionError, match=r"'steps' .* backoff"):
+            await sub.update(ack_deadline=60)
+        await sub.update(filter="attributes:paid")
+        found = (await js.consumer_info("STEPS", "steps")).config
+        assert (found.ack_wait, found.backoff) == (5, [5, 10])
+
+
+async def test_a_topic_whose_subjects_another_has_is_told_whose_they_are(server):
+    async with both(server) as (theirs, pubsub):
+        await theirs.jetstream().add_stream(name="EVENTS", subjects=["events.>"])
+        says = r"'events.shop' cannot be so: of .* some are stored by topic 'EVENTS'"
+        with pytest.raises(FailedPreconditionError, match=says):
+            await pubsub.topic("events.shop").create()
+        topic = await pubsub.topic("shop-events").create()
+        with pytest.raises(FailedPreconditionError, match=r"'shop-events' .* 'EVENTS'"):
+            await topic.update(subjects=["shop-events", "events.*"])
+        assert (await topic.describe()).config.subjects == ()
+
+
+async def test_subjects_that_a_stream_has_no_longer_are_refused_for_good(server):
+    async with both(server) as (theirs, pubsub):
+        js = theirs.jetstream()
+        await js.add_stream(name="SHRINKING", subjects=["shrinking.a", "shrinking.b"])
+        broker = await pubsub.broker()
+        both_of_them = [Draft.of(b"x", subject=f"shrinking.{name}") for name in "ab"]
+        await broker.publish("SHRINKING", both_of_them)
+        await js.update_stream(name="SHRINKING", subjects=["shrinking.a"])
+        stored_one, refused = await broker.publish("SHRINKING", both_of_them)
+        assert isinstance(stored_one, Receipt)
+        assert isinstance(refused, PublishFault) and refused.definite
+        assert "'shrinking.b'" in str(refused.error)
 
 
 async def test_a_stream_without_subjects_of_its_own_takes_nothing(server):

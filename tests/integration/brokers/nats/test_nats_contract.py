@@ -89,6 +89,22 @@ async def test_a_push_subscription_that_is_made_anew_is_received_where_it_delive
                 await pull
 
 
+async def test_a_pushed_subscription_that_is_made_anew_is_pushed_to_where_it_says(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("anew").create()
+        for subject in ("deliver.anew.one", "deliver.anew.two"):
+            sub = topic.subscription("anew-sub", push=PushDelivery(subject=subject))
+            await sub.create()
+            await topic.publish_message(subject.encode())
+            async with asyncio.timeout(60):
+                async for message in sub:
+                    assert message.data == subject.encode()
+                    assert await message.ack_with_response() is AckResponse.SUCCESS
+                    break
+            await sub.close()
+            await sub.delete()
+
+
 async def test_closing_ends_whatever_waits_for_a_server_that_does_not_answer(server):
     async with (
         faulty_proxy("127.0.0.1", server.port) as proxy,

@@ -6,6 +6,7 @@ past its deadline.
 
 import asyncio
 import contextlib
+import re
 
 import pytest
 
@@ -42,6 +43,10 @@ from tests.support.servers import NatsServer
 pytestmark = pytest.mark.real_time
 
 RETRY = PublishRetry(attempts=100, backoff=0.05, maximum_backoff=0.5, deadline=30)
+
+# The answer to a message or a batch of them, and what a server says when nobody is there.
+ACK = re.compile(rb'MSG (\S+) (\d+) \d+\r\n\{"stream":"[^"]*","seq":\d+[^}]*\}\r\n')
+NOBODY_THERE = rb"HMSG \1 \2 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -196,15 +201,15 @@ async def test_a_deleted_stream_refuses_and_says_so(server):
 @pytest.mark.parametrize("group_commit", [0, 1])
 async def test_a_topic_that_nobody_stores_for_is_not_a_missing_one(server, group_commit):
     name = f"unled-{group_commit}"
-    async with PubSub(f"{server.url}?group_commit={group_commit}") as pubsub:
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}?group_commit={group_commit}") as pubsub,
+    ):
         topic = await pubsub.topic(name).create()
         await topic.publish_message(b"x")
         broker = await pubsub.broker()
         # As during a change of leader, but for longer: nobody listens on its subjects.
-        config = (await broker._connection.request(f"STREAM.INFO.{name}"))["config"]
-        await broker._connection.request(
-            f"STREAM.UPDATE.{name}", {**config, "subjects": [f"{name}-elsewhere"]}
-        )
+        proxy.replies = lambda data: ACK.sub(NOBODY_THERE, data)
         answers = await broker.publish(name, [Draft.of(b"y"), Draft.of(b"z")])
         assert [type(answer.error) for answer in answers] == [UnavailableError] * 2
         async with ManagedPublisher(pubsub, retry=PublishRetry(attempts=2)) as publisher:

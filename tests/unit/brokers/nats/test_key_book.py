@@ -33,6 +33,15 @@ def test_one_of_a_key_is_lent_at_a_time():
     assert taken(book) == [2]
 
 
+def test_what_only_waits_its_turn_is_nobodys_next_return():
+    book = arrived(1, 2)
+    assert taken(book) == [1]
+    assert book.give_back_last(due=5.0).record.sequence == 2
+    assert book.next_return() is None
+    book.settled(1)
+    assert book.next_return() == 5.0
+
+
 def test_a_key_waits_for_what_was_given_back():
     book = arrived(1, 2)
     assert taken(book) == [1]

@@ -96,6 +96,7 @@ def exactly_once_broker():
     broker._catalogue = SimpleNamespace(consumer=known)
     broker._clock, broker._pulling = VirtualClock(), Pulling()
     broker._ordered, broker._acking, broker._loans = {}, {}, {}
+    broker._pushed = {}
     broker._remember(consumer, [delivery(1)])
     return broker, consumer
 

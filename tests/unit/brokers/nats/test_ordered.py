@@ -136,8 +136,8 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving(window=2):
-    server = Server(messages=1000)
+async def receiving(window=2, messages=1000):
+    server = Server(messages)
     receiver = Receiver(server, window)
     assert await receiver.pull(1) == [1]
     await settled()
@@ -261,6 +261,12 @@ async def test_what_waits_for_its_turn_is_renewed_in_time():
     async with receiving() as (server, receiver):
         assert await receiver.pull(CONFIG.ack_deadline / 2) == []
         assert {2, 3} <= set(server.renewed)
+
+
+async def test_what_waits_for_long_is_renewed_again_and_again():
+    async with receiving(messages=3) as (server, receiver):
+        assert await receiver.pull(2 * CONFIG.ack_deadline) == []
+        assert min(server.renewed.count(sequence) for sequence in (2, 3)) >= 5
 
 
 async def test_while_a_key_is_held_up_the_rest_of_the_topic_is_left_where_it_is():

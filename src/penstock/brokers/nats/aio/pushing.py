@@ -1,14 +1,14 @@
 """Push consumers: the server sends, and what came waits here until it is pulled.
 
 How much may wait is the server's to bound: it sends no more than `max_ack_pending` messages that
-are not settled.
+are not settled. It sends to whoever listens, so we listen only while somebody receives.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.aio.wire import Wire
@@ -16,34 +16,77 @@ from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.headers import IDLE, stalled_of, status_of
 from penstock.brokers.nats.protocol.records import Raw
 from penstock.brokers.nats.protocol.requests import publish_operation
+from penstock.message import Settlement, Verb
+from penstock.rules.deadlines import Deadlines
+
+# After so long without a pull, and with nothing lent, nobody receives: others may have it.
+_LEAVE_AFTER = 1.0
 
 
 class PushInbox:
     """What the server pushed for one subscription."""
 
-    def __init__(self, wire: Wire, pulling: Pulling) -> None:
+    def __init__(self, wire: Wire, pulling: Pulling, consumer: Consumer) -> None:
         self._wire = wire
         self._pulling = pulling
+        self._consumer = consumer
         self._waiting: deque[Raw] = deque()
+        self._lent: Deadlines[str] = Deadlines()
+        self._pulls = 0
         self._news = asyncio.Event()
         self._ended = False
+        self._leaving: asyncio.TimerHandle | None = None
+        self._renewing: asyncio.TimerHandle | None = None
         self._unsubscribe: Callable[[], None] | None = None
-
-    def open(self, consumer: Consumer) -> None:
-        push = consumer.config.push
-        if push is not None:
-            self._unsubscribe = self._wire.subscribe(push.subject, self._receive, queue=push.group)
 
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Raw]:
         """As `Pulling.pull`, from what is here; nothing at once when it was closed."""
-        if not self._waiting and wait > 0 and not self._ended:
+        self._pulls += 1
+        try:
+            if not self._ended:
+                await self._wire.until_connected(min(wait, self._wire.timeout))
+                self._listen()
+            if not self._waiting:
+                await self._change(wait)
+            self._wire.check_open()
+            return self._take(max_messages, max_bytes)
+        finally:
+            self._pulls -= 1
+            if not self._pulls:
+                self._leave_soon()
+
+    def lend(self, ack_ids: Sequence[str]) -> None:
+        """These are with whoever pulled, until they are settled or their time is up."""
+        now = asyncio.get_running_loop().time()
+        self._lent.pop_due(now)
+        if ack_ids:
+            self._lent.add(now + self._consumer.config.ack_deadline, ack_ids)
+
+    def settled(self, settlements: Sequence[Settlement]) -> None:
+        for settlement in settlements:
+            self._lent.discard(settlement.ack_id)
+        self.lend([one.ack_id for one in settlements if one.verb is Verb.EXTEND and one.seconds])
+
+    def reconfigure(self, consumer: Consumer) -> None:
+        """The same one, configured anew; what is here and lent stays so."""
+        self._consumer = consumer
+
+    def close(self) -> None:
+        """Give back what nobody pulled; nobody waits for more."""
+        self._ended = True
+        self._leave()
+        self._news.set()
+
+    async def _change(self, wait: float) -> None:
+        if wait > 0 and not self._ended:
             self._news.clear()
             try:
                 async with asyncio.timeout(wait):
                     await self._news.wait()
             except TimeoutError:
-                return []
-        self._wire.check_open()
+                return
+
+    def _take(self, max_messages: int, max_bytes: int) -> list[Raw]:
         taken: list[Raw] = []
         while self._waiting and len(taken) < max_messages:
             max_bytes -= len(self._waiting[0][3])
@@ -52,24 +95,64 @@ class PushInbox:
             taken.append(self._waiting.popleft())
         return taken
 
-    def close(self) -> None:
-        """Give back what nobody pulled; who waits for more is told."""
-        self._ended = True
-        self._news.set()
+    # Listening, while somebody receives.
+
+    def _listen(self) -> None:
+        push = self._consumer.config.push
+        if self._unsubscribe is None and push is not None:
+            self._unsubscribe = self._wire.subscribe(push.subject, self._receive, queue=push.group)
+
+    def _leave_soon(self) -> None:
+        if self._leaving is None and self._unsubscribe is not None:
+            loop = asyncio.get_running_loop()
+            self._leaving = loop.call_later(_LEAVE_AFTER, self._leave_if_idle)
+
+    def _leave_if_idle(self) -> None:
+        self._leaving = None
+        self._lent.pop_due(asyncio.get_running_loop().time())
+        if self._pulls:
+            return
+        if self._lent:
+            self._leave_soon()
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
         if self._unsubscribe is not None:
             self._unsubscribe()
+            self._unsubscribe = None
+        for timer in (self._leaving, self._renewing):
+            if timer is not None:
+                timer.cancel()
+        self._leaving = self._renewing = None
         self._pulling.give_back([raw[1] for raw in self._waiting])
         self._waiting.clear()
+        self._lent.clear()
+
+    # What comes, and waits.
 
     def _receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
         if reply.startswith(b"$JS.ACK."):
-            if self._ended:
-                self._pulling.give_back([reply])  # It was sent before the server knew.
+            if self._unsubscribe is None:
+                self._pulling.give_back([reply])  # It came after we had left.
                 return
             self._waiting.append((subject, reply, block, payload))
             self._news.set()
+            self._renew_soon()
             return
         # A consumer with flow control sends no more until it is told that we have got so far.
         answer_to = (reply or stalled_of(block)) if status_of(block)[0] == IDLE else b""
         if answer_to:
             self._wire.post([publish_operation(answer_to, b"", b"", b"")])
+
+    def _renew_soon(self) -> None:
+        if self._renewing is None and self._waiting:
+            loop = asyncio.get_running_loop()
+            self._renewing = loop.call_later(self._consumer.config.ack_deadline / 3, self._renew)
+
+    def _renew(self) -> None:
+        """What nobody has seen must not come again as another attempt."""
+        self._renewing = None
+        replies = [raw[1] for raw in self._waiting]
+        self._wire.post([publish_operation(reply, b"", b"", b"+WPI") for reply in replies])
+        self._renew_soon()

@@ -18,6 +18,7 @@ from penstock.config import (
     SubscriptionConfig,
     is_name,
 )
+from penstock.errors import FailedPreconditionError
 from penstock.rules.filters import parse_filter
 from penstock.rules.subjects import subject_filters
 
@@ -112,6 +113,11 @@ def updated_consumer(
     wanted = consumer_config(config, routed, begins)
     keys = ("ack_wait", "max_deliver", "num_replicas")
     changed = {key: wanted[key] for key in keys if wanted[key] != before[key]}
+    if "ack_wait" in changed and now.get("backoff"):
+        raise FailedPreconditionError(
+            f"Subscription {config.name!r} cannot get another ack_deadline: it was made with a "
+            "backoff, whose first step is its deadline; change that with the tools it was made with"
+        )
     ends, ended = (one.get("inactive_threshold", 0) for one in (wanted, before))
     if ends != ended:
         changed["inactive_threshold"] = ends

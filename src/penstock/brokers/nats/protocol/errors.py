@@ -33,11 +33,16 @@ _TOO_LARGE = {10054, 10097}
 _PASSING = {10004, 10007, 10008, 10009, 10118, 10119, 10158}
 
 _NOT_CLUSTERED = 10074
+_SUBJECTS_TAKEN = 10065
 _NO_ROOM_FOR_REPLICAS = 10005
 
 
 class NotClusteredError(FailedPreconditionError):
     """The server is alone: it can keep one copy of what it stores and no more."""
+
+
+class SubjectsTakenError(FailedPreconditionError):
+    """Another stream stores some of these subjects."""
 
 
 def api_error(error: Mapping[str, object], missing: Missing | None = None) -> PenstockError:
@@ -54,7 +59,9 @@ def api_error(error: Mapping[str, object], missing: Missing | None = None) -> Pe
     if number in _PASSING:
         return UnavailableError(said)
     if number == _NOT_CLUSTERED:
-        return NotClusteredError(said)
+        return NotClusteredError(f"{said}: the server is alone; leave replicas out, or ask for 1")
+    if number == _SUBJECTS_TAKEN:
+        return SubjectsTakenError(said)
     if number == _NO_ROOM_FOR_REPLICAS:
         return UnavailableError(
             f"{said}: not as many of its servers are there as replicas are asked for; wait for "

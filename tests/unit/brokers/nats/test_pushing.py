@@ -1,0 +1,137 @@
+"""Being pushed to: a server that sends to whoever listens, and who listens when."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.brokers.nats.aio.pushing import PushInbox
+from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.config import PushDelivery, SubscriptionConfig
+from penstock.message import Settlement, Verb
+from penstock.testing import settled
+
+CONFIG = SubscriptionConfig(
+    name="billing",
+    topic="orders",
+    ack_deadline=30,
+    push=PushDelivery(subject="deliver.here", group="workers"),
+)
+CONSUMER = Consumer("orders", "billing", CONFIG)
+
+
+def ack_id(sequence):
+    return f"$JS.ACK.orders.billing.1.{sequence}.1.1700000000000000000.5"
+
+
+class Wire:
+    """Hands over what the test says has been pushed, to whoever listens or has just left."""
+
+    timeout = 5.0
+
+    def __init__(self):
+        self.listening, self.renewed, self.given_back = [], [], []
+
+    async def until_connected(self, within):
+        pass
+
+    def check_open(self):
+        pass
+
+    def subscribe(self, subject, sink, *, queue):
+        self.sink = sink
+        self.listening.append((subject, queue))
+        return self.listening.clear
+
+    def post(self, parts):
+        for part in parts:
+            head, _, body = part.partition(b"\r\n")
+            assert body == b"+WPI\r\n"
+            self.renewed.append(head.split()[1].decode())
+
+    def give_back(self, replies):
+        self.given_back += [reply.decode() for reply in replies]
+
+    def push(self, *sequences):
+        for sequence in sequences:
+            self.sink(b"orders", ack_id(sequence).encode(), b"", b"x")
+
+
+@pytest.fixture
+def wire():
+    return Wire()
+
+
+@pytest.fixture
+def inbox(wire):
+    return PushInbox(wire, SimpleNamespace(give_back=wire.give_back), CONSUMER)
+
+
+async def pulled(inbox, count, wait=0.0):
+    raws = await inbox.pull(count, 1000, wait)
+    ids = [reply.decode() for _, reply, _, _ in raws]
+    inbox.lend(ids)
+    return ids
+
+
+async def test_whoever_no_longer_pulls_leaves_what_is_pushed_to_others(wire, inbox):
+    assert await pulled(inbox, 1) == []
+    assert wire.listening == [("deliver.here", "workers")]
+    wire.push(1, 2)
+    await asyncio.sleep(1.1)
+    assert wire.listening == []
+    assert wire.given_back == [ack_id(1), ack_id(2)]
+    wire.push(3)
+    assert wire.given_back[2:] == [ack_id(3)]
+
+
+async def test_whoever_pulls_again_is_pushed_to_again(wire, inbox):
+    await pulled(inbox, 1)
+    await asyncio.sleep(1.1)
+    pull = asyncio.create_task(pulled(inbox, 10, wait=60))
+    await asyncio.sleep(50)
+    assert wire.listening == [("deliver.here", "workers")]
+    wire.push(1)
+    assert await pull == [ack_id(1)]
+
+
+@pytest.mark.parametrize("verb", [Verb.ACK, Verb.NACK, Verb.RELEASE])
+async def test_whoever_is_busy_with_a_message_is_pushed_to_until_it_is_settled(wire, inbox, verb):
+    await pulled(inbox, 1)
+    wire.push(1)
+    [lent] = await pulled(inbox, 1)
+    await asyncio.sleep(20)
+    inbox.settled([Settlement(lent, Verb.EXTEND, 30.0)])
+    await asyncio.sleep(20)
+    assert wire.listening
+    inbox.settled([Settlement(lent, verb)])
+    await asyncio.sleep(2.1)
+    assert not wire.listening
+
+
+async def test_a_message_that_nobody_settles_keeps_nobody_listening(wire, inbox):
+    await pulled(inbox, 1)
+    wire.push(1)
+    assert await pulled(inbox, 1) == [ack_id(1)]
+    await asyncio.sleep(32)
+    assert not wire.listening and wire.given_back == []
+
+
+async def test_what_waits_to_be_pulled_does_not_come_again_meanwhile(wire, inbox):
+    pull = asyncio.create_task(pulled(inbox, 1, wait=60))
+    await settled()
+    wire.push(1, 2)
+    assert await pull == [ack_id(1)]
+    await asyncio.sleep(25)
+    assert wire.renewed == [ack_id(2)] * 2
+
+
+async def test_closing_gives_back_what_waits_and_ends_who_waits(wire, inbox):
+    pull = asyncio.create_task(pulled(inbox, 1, wait=60))
+    await settled()
+    inbox.close()
+    assert await pull == []
+    assert wire.listening == []
+    wire.push(1)
+    assert wire.given_back == [ack_id(1)]
+    assert await pulled(inbox, 1, wait=60) == []
