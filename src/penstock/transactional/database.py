@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,6 +60,7 @@ from penstock.errors import (
     UnimplementedError,
 )
 from penstock.lifetime import AsyncClosing
+from penstock.transactional.sqlite_connection import SqliteConnection
 
 # Earlier ones may lose a commit when two processes checkpoint a write-ahead log at once.
 _WAL_IS_SAFE = sqlite3.sqlite_version_info >= (3, 51, 3)
@@ -414,14 +416,17 @@ def _engine(url: URL, busy_timeout: float, pool_size: int) -> AsyncEngine:
         event.listen(engine.sync_engine, "checkin", _used)
         return engine
     # The driver must leave BEGIN to us: it would not take the write lock.
-    arguments = {"timeout": busy_timeout, "isolation_level": None}
+    arguments = {
+        "timeout": busy_timeout,
+        "isolation_level": None,
+        "async_creator_fn": partial(SqliteConnection, prepare=_prepared(_in_memory(url))),
+    }
     if _in_memory(url):
         engine = create_async_engine(url, **common, poolclass=StaticPool, connect_args=arguments)
     else:
         engine = create_async_engine(
             url, **common, pool_size=pool_size, max_overflow=0, connect_args=arguments
         )
-    event.listen(engine.sync_engine, "connect", _prepared(_in_memory(url)))
     event.listen(engine.sync_engine, "begin", _begun)
     return engine
 
@@ -445,17 +450,15 @@ def _used(_: Any, record: Any) -> None:
     record.info["used"] = time.monotonic()
 
 
-def _prepared(in_memory: bool) -> Callable[[Any, Any], None]:
+def _prepared(in_memory: bool) -> Callable[[sqlite3.Connection], None]:
     # TRUNCATE rather than DELETE: it syncs the end of a commit, and is the faster of the two.
     journal = "wal" if _WAL_IS_SAFE else "truncate"
 
-    def prepare(connection: Any, _: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA foreign_keys = ON")
-        cursor.execute("PRAGMA synchronous = FULL")
+    def prepare(connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA foreign_keys = ON").close()
+        connection.execute("PRAGMA synchronous = FULL").close()
         if not in_memory:
-            cursor.execute(f"PRAGMA journal_mode = {journal}")
-        cursor.close()
+            connection.execute(f"PRAGMA journal_mode = {journal}").close()
 
     return prepare
 
