@@ -6,9 +6,10 @@ from datetime import timedelta
 
 import msgspec
 import pytest
+import sqlalchemy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import update
+from sqlalchemy import Engine, update
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.jobs import (
@@ -312,3 +313,26 @@ async def test_how_far_a_topic_was_read_is_kept_for_the_log_it_was_read_in(
         assert await views.position("events") == Position(log="one")
         await views.reached("events", Position(sequence=2, log="one"))
         assert await views.position("events") == Position(sequence=2, log="one")
+
+
+async def test_however_many_events_come_together_they_are_one_look_and_one_write(tmp_path):
+    said = []
+
+    def note(_connection, _cursor, statement, _values, _context, many):
+        if not statement.startswith(("BEGIN", "PRAGMA")):
+            said.append((statement.split()[0], many))
+
+    async with (
+        Database(f"sqlite:///{tmp_path}/views.db") as database,
+        SqlJobViews(database) as views,
+    ):
+        events = [event for number in range(300) for event in life(number, [TranscriptComplete])]
+        sqlalchemy.event.listen(Engine, "before_cursor_execute", note)
+        try:
+            await views.apply(events[:500])
+            await views.apply(events)
+        finally:
+            sqlalchemy.event.remove(Engine, "before_cursor_execute", note)
+        assert said == [("SELECT", False), ("INSERT", True)] * 2
+        assert await views.count() == 300
+        assert (await views.get(events[-1].job_id)).stage is JobStage.TRANSCRIPT_COMPLETE

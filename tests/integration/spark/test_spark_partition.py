@@ -20,7 +20,7 @@ from penstock.jobs.telemetry import JobObserver
 from penstock.media import MediaError
 from penstock.spark.jobs.partition import Partition
 from penstock.spark.jobs.places import prepare_database
-from penstock.spark.jobs.runner import Workplace
+from penstock.spark.jobs.workplace import Workplace
 from penstock.transactional import Database
 from tests.support.job_scenes import INFO
 

@@ -7,10 +7,10 @@ import pytest
 
 from penstock.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from penstock.spark.options import SourceOptions
-from penstock.spark.schema import arrow_schema, source_schema
+from penstock.spark.schema import arrow_schema, source_schema, to_batch
 from penstock.spark.source.offsets import EARLIEST, LATEST, Position
 from penstock.spark.source.planner import Planner
-from penstock.spark.source.reader import LogRange, rows
+from penstock.spark.source.reader import LogRange, columns_of
 from tests.support.range_logs import FakeRangeLog, FakeTopic
 
 
@@ -31,7 +31,8 @@ def parts(ranges):
 
 def read(log, wanted, part):
     schema = arrow_schema(source_schema(headers=wanted.include_headers))
-    return pa.Table.from_batches(rows(log, wanted, schema, part), schema)
+    found = (to_batch(schema, part.topic, columns) for columns in columns_of(log, wanted, part))
+    return pa.Table.from_batches(found, schema)
 
 
 def sequences(log, wanted, part):

@@ -3,10 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
+from pyspark.cloudpickle import dumps, loads
 
 from penstock.jobs import load_settings
+from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline
+from penstock.spark.jobs.stage_source import StageTask
+from penstock.spark.jobs.workplace import Workplace
 
 
 class LoadedError(Exception):
@@ -32,8 +36,13 @@ def test_each_query_that_is_started_has_a_source_of_its_own(tmp_path):
     )
     spark = Session()
     pipeline = SparkPipeline(spark, settings, PipelineOptions(checkpoints=str(tmp_path)))
-    pipeline._workplace = object()
-    for count, name in enumerate(("metadata", "projection", "metadata"), 1):
+    workplace = pipeline._workplace = Workplace(b"{}", MEDIA_REFERENCE, "here")
+    for name in ("metadata", "projection", "metadata"):
         with pytest.raises(LoadedError):
             pipeline.start(name)
-        assert spark.registered == [PenstockDataSource] * count
+    first, projection, again = spark.registered
+    assert projection is PenstockDataSource
+    # What a task is to do comes with the class, because nothing else of ours reaches it.
+    assert [loads(dumps(one)).task for one in (first, again)] == [
+        StageTask(workplace, "metadata")
+    ] * 2

@@ -9,6 +9,7 @@ from typing import Any, Self, Unpack
 
 import msgspec
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     Column,
     Index,
@@ -16,14 +17,16 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     and_,
+    any_,
     bindparam,
     func,
     or_,
     select,
     tuple_,
-    update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.errors import FailedPreconditionError
@@ -33,6 +36,7 @@ from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.media import MEDIA
 from penstock.jobs.views.view import JobView, Listing, Position, Wanted, cursor_of, take_in
 from penstock.transactional import Database, insert_into
+from penstock.transactional.many_rows import ManyRows
 from penstock.transactional.schema import prepare
 
 _log = logging.getLogger("penstock.jobs")
@@ -59,11 +63,30 @@ sql_positions = Table(
     Column("log", String(64)),
     Column("stored", String(32)),
 )
-_CHANGE_VIEW = (
-    update(sql_views)
-    .where(sql_views.c.job_id == bindparam("id"))
-    .values({name: bindparam(f"new_{name}") for name in ("stage", "queued_us", "view")})
-)
+_CHANGED = ("stage", "queued_us", "view")
+
+
+def _upsert(insert: Any) -> ManyRows:
+    new = {name: insert.excluded[name] for name in _CHANGED}
+    return ManyRows(insert.on_conflict_do_update(index_elements=["job_id"], set_=new))
+
+
+_KEEP = {
+    "sqlite": _upsert(sqlite.insert(sql_views)),
+    "postgresql": _upsert(postgresql.insert(sql_views)),
+}
+_LOCKED = select(sql_views.c.job_id, sql_views.c.view).order_by(sql_views.c.job_id)
+_FIND: dict[str, Any] = {
+    # One value, however many ids: a statement for each number of them would be made anew each time.
+    "sqlite": select(sql_views.c.job_id, sql_views.c.view).where(
+        sql_views.c.job_id.in_(
+            select(func.json_each(bindparam("ids", type_=Text())).table_valued("value").c.value)
+        )
+    ),
+    "postgresql": _LOCKED.where(
+        sql_views.c.job_id == any_(bindparam("ids", type_=ARRAY(String(36))))
+    ).with_for_update(),
+}
 
 
 class SqlJobViews:
@@ -92,15 +115,36 @@ class SqlJobViews:
             history = [view for _, view in take_in(self._pipeline, known, readable)]
             if history:
                 changed = {view.job_id: view for view in history}
-                await connection.execute(_CHANGE_VIEW, [_row(view) for view in changed.values()])
+                keep = _KEEP[connection.dialect.name]
+                await keep.execute(connection, [_row(changed[name]) for name in sorted(changed)])
         return history
 
     async def _locked(
         self, connection: AsyncConnection, events: Sequence[StageEvent]
     ) -> tuple[dict[str, JobView], set[str]]:
-        """The views of the jobs that events are about, and which of them cannot be read. New ones
-        get a row first, without a view: then there is one to lock, and of two processes the second
-        sees what the first made."""
+        """The views of the jobs that events are about, and which of them cannot be read."""
+        dialect = connection.dialect.name
+        ids: Any = sorted({event.job_id for event in events})
+        if dialect == "sqlite":
+            # Nobody else writes before this transaction ends.
+            ids = msgspec.json.encode(ids).decode()
+        else:
+            await self._make_rows(connection, events)
+        found = await connection.execute(_FIND[dialect], {"ids": ids})
+        known: dict[str, JobView] = {}
+        unreadable: set[str] = set()
+        for job_id, data in found:
+            try:
+                if data:
+                    known[job_id] = self._view(data)
+            except FailedPreconditionError as error:
+                _log.error("The read model skips what it hears of a job. %s", error)
+                unreadable.add(job_id)
+        return known, unreadable
+
+    async def _make_rows(self, connection: AsyncConnection, events: Sequence[StageEvent]) -> None:
+        """New jobs get a row first, without a view: then there is one to lock, and of two
+        processes the second sees what the first made."""
         blank = {
             event.job_id: {
                 "job_id": event.job_id,
@@ -116,23 +160,6 @@ class SqlJobViews:
             insert_into(connection, sql_views).on_conflict_do_nothing(index_elements=["job_id"]),
             [blank[job_id] for job_id in sorted(blank)],
         )
-        query = (
-            select(sql_views.c.job_id, sql_views.c.view)
-            .where(sql_views.c.job_id.in_(blank))
-            .order_by(sql_views.c.job_id)
-        )
-        if connection.dialect.name == "postgresql":
-            query = query.with_for_update()
-        known: dict[str, JobView] = {}
-        unreadable: set[str] = set()
-        for job_id, data in await connection.execute(query):
-            try:
-                if data:
-                    known[job_id] = self._view(data)
-            except FailedPreconditionError as error:
-                _log.error("The read model skips what it hears of a job. %s", error)
-                unreadable.add(job_id)
-        return known, unreadable
 
     async def position(self, topic: str) -> Position:
         async with self._database.transaction(reading=True) as connection:
@@ -215,8 +242,10 @@ class SqlJobViews:
 def _row(view: JobView) -> dict[str, Any]:
     queued, job_id = view.place
     return {
-        "id": job_id,
-        "new_stage": view.stage.value,
-        "new_queued_us": queued,
-        "new_view": msgspec.json.encode(view),
+        "job_id": job_id,
+        "user_id": view.user_id,
+        "media_type": view.media_type.value,
+        "stage": view.stage.value,
+        "queued_us": queued,
+        "view": msgspec.json.encode(view),
     }

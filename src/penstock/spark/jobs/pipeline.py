@@ -31,6 +31,7 @@ from penstock.jobs.model.fields import JobId
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings
+from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.kept_query import KeptQuery, look_at_all
 from penstock.spark.jobs.lag import Lags, SpoolLags, TopicLags, Watching
@@ -38,12 +39,13 @@ from penstock.spark.jobs.places import absolute, absolute_place, check_reach, pr
 from penstock.spark.jobs.progress import report
 from penstock.spark.jobs.projection import Project
 from penstock.spark.jobs.queues import make_queues
-from penstock.spark.jobs.runner import Workplace
-from penstock.spark.jobs.stage_task import INPUT, OUTPUT, StageTask
+from penstock.spark.jobs.stage_source import StageTask, stage_source
+from penstock.spark.jobs.workplace import Workplace
 from penstock.spark.session.starting import activate, renew_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSource
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -248,7 +250,6 @@ class SparkPipeline:
         """Start the query of a stage, from where its checkpoint says; `once`: to end when that part
         is done."""
         part = once or ALL
-        renew_source(self._spark)
         writer = self._projection(part) if name == PROJECTION else self._stage(name, part)
         folder = self._options.checkpoints.rstrip("/")
         if not part.is_all:
@@ -261,24 +262,28 @@ class SparkPipeline:
 
     def _stage(self, name: str, part: Part) -> DataStreamWriter:
         settings = self._settings.stages.of(self._settings.pipeline.stage(name))
-        task = StageTask(self._placed(), name)
+        source = stage_source(StageTask(self._placed(), name))
+        renew_source(self._spark, source)
         if self._has_log:
             jobs = self._read(
+                source,
                 topics=",".join(self._settings.topics.work),
                 maxRecordsPerPartition=str(self._options.partition),
                 **part.options(settings.filter),
             )
         else:
-            queues = map(self._read_queue, self._queues(name))
+            queues = (self._read_queue(source, queue) for queue in self._queues(name))
             jobs = reduce(lambda one, other: one.union(other), queues)
-        return jobs.select(*INPUT).mapInArrow(task, OUTPUT).writeStream.format("noop")
+        return jobs.writeStream.format("noop")
 
     def _projection(self, part: Part) -> DataStreamWriter:
-        topic = self._settings.topics.events
+        topic, source = self._settings.topics.events, PenstockDataSource
+        renew_source(self._spark, source)
         if self._has_log:
-            events = self._read(topics=topic, **part.options())
+            events = self._read(source, topics=topic, **part.options())
         else:
-            [events] = map(self._read_queue, self._queues(PROJECTION))
+            [queue] = self._queues(PROJECTION)
+            events = self._read_queue(source, queue)
         history = self._options.history if part.is_all else None
         project = Project(self._placed(), self._settings.url, topic, history)
         return events.writeStream.foreachBatch(project)
@@ -288,9 +293,9 @@ class SparkPipeline:
             raise FailedPreconditionError("A query of a pipeline is started by run() or backfill()")
         return self._workplace
 
-    def _read(self, **options: Any) -> DataFrame:
+    def _read(self, source: type[DataSource], **options: Any) -> DataFrame:
         return (
-            self._spark.readStream.format("penstock")
+            self._spark.readStream.format(source.name())
             .option("url", self._settings.url)
             .option("maxOffsetsPerTrigger", str(self._options.batch))
             .options(**options)
@@ -307,9 +312,9 @@ class SparkPipeline:
     def _spool(self, subscription: str) -> Path:
         return Path(self._options.checkpoints, "spools", subscription)
 
-    def _read_queue(self, subscription: str) -> DataFrame:
+    def _read_queue(self, source: type[DataSource], subscription: str) -> DataFrame:
         return (
-            self._spark.readStream.format("penstock")
+            self._spark.readStream.format(source.name())
             .option("url", self._settings.url)
             .option("subscription", subscription)
             .option("spoolLocation", str(self._spool(subscription)))

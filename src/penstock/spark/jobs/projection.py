@@ -12,7 +12,7 @@ from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.spark.jobs.columns import attributes_of
 from penstock.spark.jobs.history import History, Told
 from penstock.spark.jobs.progress import count_ended, say_repeated
-from penstock.spark.jobs.runner import Workplace
+from penstock.spark.jobs.workplace import Workplace
 from penstock.spark.ranges import open_patiently
 
 if TYPE_CHECKING:

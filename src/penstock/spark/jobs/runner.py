@@ -7,17 +7,15 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.client import PubSub
 from penstock.jobs.incoming import Incoming
 from penstock.jobs.model.event import StageEvent
-from penstock.jobs.pipeline.declaration import pipeline_of
 from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.processing import Processing
-from penstock.jobs.settings import settings_from_json
+from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.identity import check_identity
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import JobObservers, LoggingObserver
@@ -32,38 +30,11 @@ _OBSERVER = JobObservers(LoggingObserver())
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Workplace:
-    """What a task needs to find the jobs; it travels with the task.
-
-    `settings`: as JSON. `pipeline`: where it is found, as `module:NAME`. `identity`: of the
-    database that the driver uses.
-    """
-
-    settings: bytes
-    pipeline: str
-    identity: str
-
-    def runner(self) -> Runner:
-        """The one of this process, made when it is first wanted."""
-        with _lock:
-            if self not in _runners:
-                _runners[self] = Runner(self)
-            return _runners[self]
-
-    def leave(self) -> None:
-        """End the runner of this process, if there is one."""
-        with _lock:
-            runner = _runners.pop(self, None)
-        if runner is not None:
-            runner.close()
-
-
 class Runner:
     """Stages and the read model, for the tasks of this process."""
 
-    def __init__(self, workplace: Workplace) -> None:
-        self._settings = settings_from_json(workplace.settings, pipeline_of(workplace.pipeline))
+    def __init__(self, settings: JobSettings, identity: str) -> None:
+        self._settings = settings
         self._loop = asyncio.new_event_loop()
         # It ends with the process: Spark ends its workers without telling them.
         threading.Thread(target=self._loop.run_forever, name="penstock", daemon=True).start()
@@ -72,7 +43,7 @@ class Runner:
         self._has_tools = False
         self._stages: dict[str, Processing] = {}
         try:
-            self._store, self._views, self._relay = self._wait(self._open(workplace.identity))
+            self._store, self._views, self._relay = self._wait(self._open(identity))
         except BaseException:
             self.close()
             raise
@@ -124,7 +95,3 @@ class Runner:
         return Processing(
             at_work, settings, self._store, _OBSERVER, unknown_fails=True, sends_again=True
         )
-
-
-_runners: dict[Workplace, Runner] = {}
-_lock = threading.Lock()

@@ -20,6 +20,7 @@ from penstock.spark.session.quiet import STACK, say_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 _CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -82,7 +83,7 @@ def activate(spark: SparkSession) -> None:
         java.SparkSession.setActiveSession(spark._jsparkSession)
 
 
-def renew_source(spark: SparkSession) -> None:
+def renew_source(spark: SparkSession, source: type[DataSource]) -> None:
     """Let what is loaded next share nothing of Spark's with what was loaded before.
 
     Spark 4.3 keeps one function for all uses of a source that registered itself. Each query that
@@ -90,9 +91,7 @@ def renew_source(spark: SparkSession) -> None:
     damage the map, and from then on every batch of all of them fails with `Task not serializable`.
     A source that is registered again has a function, and a map, of its own.
     """
-    from penstock.spark.data_source import PenstockDataSource
-
-    spark.dataSource.register(PenstockDataSource)
+    spark.dataSource.register(source)
 
 
 def add_modules(spark: SparkSession, files: Iterable[str]) -> None:

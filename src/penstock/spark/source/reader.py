@@ -10,6 +10,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.broker import RangeLog
+from penstock.columns import Columns
 from penstock.spark.loss import report_loss
 from penstock.spark.options import SourceOptions
 from penstock.spark.ranges import open_patiently
@@ -32,24 +33,29 @@ def read_range(
     options: SourceOptions, schema: StructType, part: LogRange
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in order, over a connection of its own."""
+    wanted = arrow_schema(schema)
+    for columns in read_columns(options, part):
+        yield to_batch(wanted, part.topic, columns)
+
+
+def read_columns(options: SourceOptions, part: LogRange) -> Iterator[Columns]:
+    """The messages of a range, in order, over a connection of its own."""
     if part.last < part.first:
         return
     log = open_patiently(options.url, options.server_timeout, proven=True)
     try:
-        yield from rows(log, options, arrow_schema(schema), part)
+        yield from columns_of(log, options, part)
     finally:
         log.close()
 
 
-def rows(
-    log: RangeLog, options: SourceOptions, schema: pa.Schema, part: LogRange
-) -> Iterator[pa.RecordBatch]:
-    """Missing rows are an error or logged, as the options say."""
+def columns_of(log: RangeLog, options: SourceOptions, part: LogRange) -> Iterator[Columns]:
+    """Missing messages are an error or logged, as the options say."""
     seen = 0
     headers = options.include_headers
     for columns in log.read(part.topic, part.first, part.last, options.filter, headers=headers):
         seen += len(columns)
-        yield to_batch(schema, part.topic, columns)
+        yield columns
     if seen < part.last - part.first + 1:
         _check_loss(log, options, part, seen)
 
