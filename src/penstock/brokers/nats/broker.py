@@ -275,6 +275,7 @@ class NatsBroker:
     async def _sifted(self, consumer: Consumer, taken: list[Delivery]) -> list[Delivery]:
         """What is to be handed over of what came; nothing of it is lost, however this ends."""
         deliveries = taken
+        told: dict[int, bytes] = {}
         queue = self._ordered.get(consumer.key)
         try:
             if consumer.config.enable_exactly_once_delivery:
@@ -282,7 +283,7 @@ class NatsBroker:
             if consumer.config.filter:
                 deliveries = await self._filtered(consumer, deliveries)
             if consumer.config.dead_letter_policy is not None:
-                deliveries = await self._failing.without_spent(consumer, deliveries)
+                deliveries, told = await self._failing.without_spent(consumer, deliveries)
         except BaseException:
             self._pulling.give_back([delivery.ack_id.encode() for delivery in taken])
             if queue is not None:
@@ -291,9 +292,10 @@ class NatsBroker:
             raise
         if queue is not None and len(deliveries) < len(taken):
             kept = {delivery.record.sequence for delivery in deliveries}
-            for delivery in taken:
-                if delivery.record.sequence not in kept:
-                    queue.settled(delivery.record.sequence, b"+ACK")
+            for sequence in [d.record.sequence for d in taken]:
+                if sequence not in kept:
+                    # A spent one that could not be moved comes again, and its key waits for it.
+                    queue.settled(sequence, told.get(sequence, b"+ACK"))
         return deliveries
 
     async def _not_done(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
