@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Litestar, MediaType, Request, Response, get
-from litestar.datastructures import MutableScopeHeaders
-from litestar.di import NamedDependency, Provide
+from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -22,12 +21,14 @@ from penstock.web import page, problems
 from penstock.web.access import Access
 from penstock.web.gauges import Gauges
 from penstock.web.health import Health
-from penstock.web.jobs_api import JobsApi
+from penstock.web.jobs_api import Asker, By, JobsApi, Parts
 from penstock.web.own_jobs import OwnJobs
 from penstock.web.references import References
 from penstock.web.refusing import SECURITY_HEADERS
 from penstock.web.streams import Streams
 from penstock.web.uploads import TooLargeError, Uploads
+
+_ALWAYS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 
 def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
@@ -36,12 +37,17 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
     access = Access(settings)
     uploads = Uploads(system.settings.media)
     pipeline = system.settings.pipeline
-    references = References(system.settings.media, pipeline)
-    own_jobs = OwnJobs(ingestion)
-    streams = Streams(ingestion.projection)
+    parts = Parts(
+        ingestion=ingestion,
+        uploads=uploads,
+        references=References(system.settings.media, pipeline),
+        own_jobs=OwnJobs(ingestion),
+        pipeline=pipeline,
+        streams=Streams(ingestion.projection),
+    )
 
-    async def current_user(request: Request[Any, Any, Any]) -> str:
-        return access.user_of(request)
+    def asker(request: Request[Any, Any, Any]) -> Asker:
+        return Asker(access.user_of(request), parts)
 
     async def check_site(request: Request[Any, Any, Any]) -> Response[Any] | None:
         if access.is_welcome(request.headers.get("host", ""), request.headers.get("origin")):
@@ -57,45 +63,16 @@ def create_app(system: JobSystem, ingestion: Ingestion) -> Litestar:
         return {"status": "ok"}
 
     @get("/metrics", media_type=MediaType.TEXT, summary="Prometheus metrics", tags=["operation"])
-    async def metrics(user: NamedDependency[str]) -> str:  # noqa: ARG001 - only users may look
+    async def metrics(by: By) -> str:  # noqa: ARG001 - only users may look
         try:
             from prometheus_client import generate_latest
         except ImportError:
             raise UnimplementedError("Metrics need prometheus-client on the server") from None
         return generate_latest().decode() + await gauges.text()
 
-    # Each asks for the one before: what stands side by side is provided by a task each, which
-    # costs more than all the rest of a request. The user comes first; nobody gets past that.
-
-    def own_ingestion(user: NamedDependency[Any]) -> Any:  # noqa: ARG001
-        return ingestion
-
-    def own_uploads(ingestion: NamedDependency[Any]) -> Any:  # noqa: ARG001
-        return uploads
-
-    def own_references(uploads: NamedDependency[Any]) -> Any:  # noqa: ARG001
-        return references
-
-    def jobs_of_users(references: NamedDependency[Any]) -> Any:  # noqa: ARG001
-        return own_jobs
-
-    def own_pipeline(own_jobs: NamedDependency[Any]) -> Any:  # noqa: ARG001
-        return pipeline
-
-    def own_streams(pipeline: NamedDependency[Any]) -> Any:  # noqa: ARG001
-        return streams
-
     app = Litestar(
-        route_handlers=[JobsApi, get_health, metrics, *page.routes(access, pipeline)],
-        dependencies={
-            "user": Provide(current_user),
-            "ingestion": Provide(own_ingestion, sync_to_thread=False),
-            "uploads": Provide(own_uploads, sync_to_thread=False),
-            "references": Provide(own_references, sync_to_thread=False),
-            "own_jobs": Provide(jobs_of_users, sync_to_thread=False),
-            "pipeline": Provide(own_pipeline, sync_to_thread=False),
-            "streams": Provide(own_streams, sync_to_thread=False),
-        },
+        route_handlers=[JobsApi, get_health, metrics, *page.routes(access, parts)],
+        dependencies={"by": Provide(asker, sync_to_thread=False)},
         exception_handlers={
             TooLargeError: lambda _, error: problems.problem(413, str(error)),
             PenstockError: problems.on_penstock_error,
@@ -138,6 +115,6 @@ async def _with_headers(message: Message, _: Scope) -> None:
     """Just before it is sent: errors of the framework itself, an address that there is not for
     instance, are answers as well."""
     if message["type"] == "http.response.start":
-        headers = MutableScopeHeaders.from_message(message)
-        for name, value in SECURITY_HEADERS.items():
-            headers.setdefault(name, value)
+        there = {name.lower() for name, _ in message["headers"]}
+        missing = [one for one in _ALWAYS if one[0] not in there]
+        message["headers"] = [*message["headers"], *missing]

@@ -10,15 +10,14 @@ from importlib.resources import files
 from typing import Any
 
 from litestar import MediaType, Request, Response, get
-from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
 from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.declaration import Pipeline
-from penstock.jobs.system import Ingestion
 from penstock.web.access import Access
-from penstock.web.own_jobs import OwnJob, OwnJobs
+from penstock.web.jobs_api import Parts
+from penstock.web.own_jobs import OwnJob
 
 _SHOWN = 100
 # What of a job's info is shown besides its length and size, and what it is called there.
@@ -26,16 +25,16 @@ _INFO = {"codec": "codec", "pages": "pages", "channelId": "channel", "speakerRol
 _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 
 
-def routes(access: Access, pipeline: Pipeline) -> list[HTTPRouteHandler]:
+def routes(access: Access, parts: Parts) -> list[HTTPRouteHandler]:
+    pipeline = parts.pipeline
+
     @get("/", media_type=MediaType.HTML, include_in_schema=False)
-    async def index(
-        ingestion: NamedDependency[Ingestion], own_jobs: NamedDependency[OwnJobs]
-    ) -> str:
+    async def index() -> str:
         """Rendered with the jobs when nobody is asked for a token; else the script asks for it."""
         found: list[OwnJob] = []
         if access.open:
-            views, _ = await ingestion.views.list(user_id=access.local_user, limit=_SHOWN)
-            found = await own_jobs.newest(views)
+            views, _ = await parts.ingestion.views.list(user_id=access.local_user, limit=_SHOWN)
+            found = await parts.own_jobs.newest(views)
         rows = "".join(row(pipeline, job) for job in found)
         locked = "" if access.open else " locked"
         stages = escape(" ".join(pipeline.order))

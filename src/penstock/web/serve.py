@@ -44,6 +44,8 @@ async def serve(
             log_config=None,
             access_log=False,
             server_header=False,
+            # Nothing is made of a client's address.
+            proxy_headers=False,
             timeout_graceful_shutdown=3,
             timeout_keep_alive=15,
             http=Protocol,
