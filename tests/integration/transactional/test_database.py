@@ -210,6 +210,14 @@ async def test_a_folder_that_is_not_there_is_unavailable(tmp_path):
         await Database.open(f"sqlite:///{tmp_path}/missing/app.db")
 
 
+async def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path):
+    (tmp_path / "notes.pdf").write_bytes(b"%PDF-1.4")
+    with pytest.raises(errors.FailedPreconditionError, match=r"notes\.pdf.*right path"):
+        async with Database(f"sqlite:///{tmp_path}/notes.pdf") as database:
+            await database.ping()
+    assert (tmp_path / "notes.pdf").read_bytes() == b"%PDF-1.4"
+
+
 async def test_a_closed_database_says_so(url):
     database = await Database.open(url)
     await database.aclose()
