@@ -359,7 +359,8 @@ async def test_a_worker_with_another_database_lets_every_message_wait(quick, tmp
             async with job_system(wrong, pubsub=pubsub) as other:
                 stage = scene.stage("metadata", looks)
                 async with other.worker(stage):
-                    made = [await scene.submit() for _ in range(5)]
+                    kinds = (MediaType.AUDIO, MediaType.VIDEO, MediaType.DOCUMENT) * 2
+                    made = [await scene.submit(media_type=kind) for kind in kinds]
 
                     async def said():
                         return "is it the one of these jobs" in caplog.text
@@ -368,10 +369,16 @@ async def test_a_worker_with_another_database_lets_every_message_wait(quick, tmp
                     await asyncio.sleep(0.3)
             assert await scene.stored("job-processing-dead") == []
             assert not scene.calls
-            async with scene.working():
+
+            async def done(_):
+                return Done()
+
+            async with scene.working(metadata=done):
                 for record in made:
                     assert (await scene.ended(record.job.job_id)).stage is COMPLETE
     assert caplog.text.count("is it the one of these jobs") == 1
+    said = [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG]
+    assert not [text for text in said if text.startswith("received")]
 
 
 @pytest.mark.parametrize("answer", [Reject("configuration"), Retry("configuration")])
