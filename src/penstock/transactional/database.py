@@ -73,6 +73,7 @@ _POSTGRESQL = {
 }
 # SQLite has no states, only words.
 _AWAY = ("unable to open database file", "is locked", "disk is full", "disk I/O error")
+_REFUSED = ("authentication failed", "no password supplied")
 _READ_ONLY = "write a readonly database"
 _SQLITE = b"SQLite format 3\0"
 # Any number will do, as long as every Penstock process uses the same.
@@ -348,7 +349,7 @@ class Database(AsyncClosing):
         state = getattr(error.orig, "sqlstate", None) or ""
         reason = _first_line(error.orig, self._url.password)
         # A connection that was refused has no state, only words.
-        if state.startswith("28") or "authentication failed" in reason:
+        if state.startswith("28") or any(words in reason for words in _REFUSED):
             return UnauthenticatedError(f"The database ({self.place}) refused us: {reason}")
         if state == "3D000" or (not state and reason.endswith("does not exist")):
             return NotFoundError(f"No such database ({self.place}): {reason}; create it first")

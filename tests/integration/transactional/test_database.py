@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, insert, select, text
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from penstock import errors
@@ -203,6 +204,12 @@ async def test_no_error_or_repr_shows_the_password(postgres):
         assert caught.value.__suppress_context__
         for shown in map(repr, chain):
             assert "hunter2" not in shown and postgres.password not in shown
+
+
+async def test_an_address_without_its_password_is_refused_and_does_not_get_better(postgres):
+    url = make_url(postgres.new_database()).set(password=None)
+    with pytest.raises(errors.UnauthenticatedError, match="refused us"):
+        await Database.open(url.render_as_string())
 
 
 async def test_a_folder_that_is_not_there_is_unavailable(tmp_path):
