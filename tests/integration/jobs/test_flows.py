@@ -34,6 +34,7 @@ from penstock.jobs import (
 )
 from penstock.jobs.store.records import Step
 from penstock.retrying import Persistence
+from penstock.transactional import Outbox
 from penstock.transactional.table import table as outbox_table
 from tests.support.job_scenes import INFO, TEXT, Scene, impatient, jobs_on, looks, until
 
@@ -331,6 +332,21 @@ async def test_a_job_whose_result_was_kept_but_not_said_is_said_when_its_message
         assert scene.calls[f"metadata {record.job.job_id}"] == 0
         kinds = [r.attributes["stage"] for r in await scene.stored("job-events")]
         assert kinds == ["Queued", "MetadataReady", "TranscriptComplete"]
+
+
+async def test_the_outbox_is_cleaned_again_after_an_error_that_nobody_foresaw(quick, monkeypatch):
+    calls, again = 0, asyncio.Event()
+
+    async def clean(*_):
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ZeroDivisionError
+        again.set()
+
+    monkeypatch.setattr(Outbox, "clean", clean)
+    async with jobs_on(quick):
+        await asyncio.wait_for(again.wait(), 30)
 
 
 async def test_a_job_of_another_database_is_given_up_not_invented(quick):
