@@ -1,6 +1,5 @@
 """Reliable messaging and job pipelines for Python, from one process to a cluster."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from penstock import errors
@@ -11,6 +10,7 @@ from penstock.config import DeadLetterPolicy, PushDelivery, RetryPolicy, ServerN
 from penstock.connect import BrokerKind, connect, register_broker
 from penstock.dead_letters import DeadLetter, DeadLetters, Selection
 from penstock.errors import PenstockError
+from penstock.extras import loaded_later
 from penstock.message import AckResponse, Draft, Expect, Message, Receipt
 from penstock.outcomes import Reject, Retry
 from penstock.publishing import (
@@ -97,10 +97,4 @@ _LATER = {
 }
 
 if not TYPE_CHECKING:  # Or a name that is not there would pass for one that is.
-
-    def __getattr__(name: str) -> object:
-        if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-        globals()[name] = found
-        return found
+    __getattr__ = loaded_later(__name__, _LATER)

@@ -154,6 +154,19 @@ async def keep_doing(
             await rest(pause)
 
 
+async def do_every(seconds: float, step: Callable[[], Awaitable[object]], outage: Outage) -> None:
+    """`step` now and every so many seconds, whatever it raises: then sooner, and `outage` tells."""
+
+    async def once() -> None:
+        await step()
+        outage.over()
+        await asyncio.sleep(seconds)
+
+    backoff = Backoff(initial=min(1.0, seconds), maximum=seconds)
+    failures = Failures(Persistence(backoff=backoff, worth_it=always))
+    await keep_doing(once, failures, on_failure=outage.met)
+
+
 def retry_blocking(
     call: Callable[[], T],
     persistence: Persistence,

@@ -1,11 +1,22 @@
 """One loop for everything that is tried again."""
 
 import asyncio
+import logging
+from itertools import pairwise
 
 import pytest
 
 from penstock.errors import InvalidArgumentError, UnavailableError
-from penstock.retrying import Failures, Persistence, keep_doing, retry, retry_blocking
+from penstock.lifetime import running_beside
+from penstock.retrying import (
+    Failures,
+    Outage,
+    Persistence,
+    do_every,
+    keep_doing,
+    retry,
+    retry_blocking,
+)
 from penstock.rules.backoff import Backoff
 
 STEADY = Persistence(backoff=Backoff(initial=1.0, maximum=8.0))
@@ -120,6 +131,25 @@ async def test_a_pause_that_somebody_ends_early_is_over():
         async_call(failing(3)), Failures(STEADY), until=lambda: len(paused) == 3, rest=rest
     )
     assert asyncio.get_running_loop().time() == began
+
+
+async def test_what_is_done_now_and_then_goes_on_whatever_it_raises_and_is_told_once(caplog):
+    caplog.set_level("INFO")
+    tries = iter([None, UnavailableError("1"), ZeroDivisionError("2"), UnavailableError("3")])
+    done = []
+
+    async def step():
+        done.append(asyncio.get_running_loop().time())
+        if (error := next(tries, None)) is not None:
+            raise error
+
+    outage = Outage(logging.getLogger("penstock.test"), "Nothing is swept")
+    async with running_beside(do_every(600.0, step, outage)):
+        await asyncio.sleep(1900.0)
+    pauses = [after - before for before, after in pairwise(done)]
+    assert pauses[0] == pytest.approx(600.0) and max(pauses[1:4]) <= 4.0
+    assert pauses[4:] == pytest.approx([600.0] * 2)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 def test_the_blocking_loop_decides_the_same():

@@ -3,10 +3,9 @@
 `MEDIA` is the pipeline of media jobs: Queued, MetadataReady, TranscriptComplete.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from penstock.extras import extra
+from penstock.extras import loaded_later
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.publisher import Publisher
 from penstock.jobs.messaging.subscriber import Subscriber
@@ -135,11 +134,4 @@ _LATER = {
 }
 
 if not TYPE_CHECKING:  # Or a name that is not there would pass for one that is.
-
-    def __getattr__(name: str) -> object:
-        if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with extra("sql", f"{__name__}.{name}"):
-            found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-        globals()[name] = found
-        return found
+    __getattr__ = loaded_later(__name__, _LATER, needs="sql")

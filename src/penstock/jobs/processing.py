@@ -54,6 +54,7 @@ class _Became(NamedTuple):
     reason: str | None = None
 
 
+_UNKNOWN = "unknown-job"
 _STALE = _Became("stale")
 _LOST = _Became("lost")
 
@@ -161,13 +162,13 @@ class Processing:
                 # Its row is committed before its message is sent: this is another database.
                 if self._unknown_fails or not self._is_right_database:
                     raise CannotWorkError(
-                        "unknown-job",
+                        _UNKNOWN,
                         f"Job {job.job_id} of topic {message.topic!r} is not in the database "
                         f"({self._store.database.place}): is it the one of these jobs? Start again "
                         "with the right one; nothing was done about the job",
                     )
-                await self._bury(message, "unknown-job", attempt)
-                return _Became("reject", "unknown-job")
+                await self._bury(message, _UNKNOWN, attempt)
+                return _Became("reject", _UNKNOWN)
         attributes: dict[str, str | int] = {
             "penstock.job.id": job.job_id,
             "penstock.job.attempt": attempt,
@@ -197,7 +198,9 @@ class Processing:
 
     def _complain(self, job: Job, error: CannotWorkError) -> None:
         """Once, not for each job each time it comes; and again when it has lasted a while."""
-        about, now = (job.media_type.value, error.reason), time.monotonic()
+        # A database is the right one for all jobs or for none.
+        kind = "" if error.reason == _UNKNOWN else job.media_type.value
+        about, now = (kind, error.reason), time.monotonic()
         if now - self._complained.get(about, -_REMINDER) >= _REMINDER:
             self._complained[about] = now
             _log.error("%s", error)

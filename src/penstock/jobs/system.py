@@ -7,7 +7,6 @@ One process may do all of it, as `penstock jobs serve --workers` does, or each m
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -32,6 +31,7 @@ from penstock.jobs.views.sql import SqlJobViews
 from penstock.jobs.views.view import Views
 from penstock.lifetime import running_beside
 from penstock.message import Draft
+from penstock.retrying import Outage, do_every
 from penstock.transactional import Database, Outbox, Relay
 
 _log = logging.getLogger("penstock.jobs")
@@ -116,22 +116,6 @@ class JobSystem:
 
 
 @asynccontextmanager
-async def _cleaning(outbox: Outbox) -> AsyncIterator[None]:
-    """Forget messages that were published long ago, now and then."""
-
-    async def clean() -> None:
-        while True:
-            try:
-                await outbox.clean(_REMEMBERED)
-            except PenstockError as error:
-                _log.warning("The outbox could not be cleaned: %s", error)
-            await asyncio.sleep(_CLEAN_EVERY)
-
-    async with running_beside(clean()):
-        yield
-
-
-@asynccontextmanager
 async def relaying(
     database: Database, pubsub: PubSub, observer: JobObserver, **options: Any
 ) -> AsyncIterator[Relay]:
@@ -142,9 +126,10 @@ async def relaying(
         observer.published(subject_of(draft.attributes, 1), topic, seconds, error)
 
     outbox = Outbox(database)
+    outage = Outage(_log, "The outbox cannot be cleaned")
     async with (
         Relay(database, pubsub, outbox=outbox, observe=observe, **options) as relay,
-        _cleaning(outbox),
+        running_beside(do_every(_CLEAN_EVERY, lambda: outbox.clean(_REMEMBERED), outage)),
     ):
         yield relay
 

@@ -115,8 +115,8 @@ class LoggingObserver(JobObserver):
             self._log(level, "not published", subject, **fields)
 
     def received(self, subject: Subject, subscription: str) -> None:
-        level = logging.DEBUG if subject.attempt == 1 else logging.INFO
-        self._log(level, "received", subject, subscription=subscription)
+        # What comes again was told of when it was given back; what waits comes for hours.
+        self._log(logging.DEBUG, "received", subject, subscription=subscription)
 
     def handled(self, subject: Subject, stage: str, outcome: str, seconds: float) -> None:
         level = logging.WARNING if outcome in ("retry", "failed", "reject") else logging.INFO

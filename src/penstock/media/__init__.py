@@ -6,9 +6,9 @@ goes wrong is a `MediaError` with a stable reason.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from penstock.extras import loaded_later
 from penstock.media.errors import MediaError
 from penstock.media.guard.calling import (
     GuardPool,
@@ -61,8 +61,5 @@ _LATER = {
     "parse_video_id": "youtube",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+if not TYPE_CHECKING:  # Or a name that is not there would pass for one that is.
+    __getattr__ = loaded_later(__name__, _LATER)

@@ -75,7 +75,9 @@ _POSTGRESQL = {
 }
 # SQLite has no states, only words.
 _AWAY = ("unable to open database file", "is locked", "disk is full", "disk I/O error")
+_REFUSED = ("authentication failed", "no password supplied")
 _READ_ONLY = "write a readonly database"
+_SQLITE = b"SQLite format 3\0"
 # Any number will do, as long as every Penstock process uses the same.
 _SCHEMA_LOCK = 0x70656E73746F636B
 
@@ -272,11 +274,15 @@ class Database(AsyncClosing):
         if not self._create and not await asyncio.to_thread(Path(path).exists):
             raise NotFoundError(f"There is no database ({self.place}); is that the right path?")
         try:
-            await asyncio.to_thread(lambda: sqlite3.connect(path).close())
-        except sqlite3.OperationalError as error:
+            is_other = await asyncio.to_thread(_is_something_else, path)
+        except (sqlite3.OperationalError, OSError) as error:
             raise UnavailableError(
                 f"Cannot use the database ({self.place}): {error}; is its folder there, and ours?"
             ) from None
+        if is_other:
+            raise FailedPreconditionError(
+                f"The file is no database ({self.place}); is that the right path?"
+            )
 
     def _engine(self) -> AsyncEngine:
         if self._closed:
@@ -345,7 +351,7 @@ class Database(AsyncClosing):
         state = getattr(error.orig, "sqlstate", None) or ""
         reason = _first_line(error.orig, self._url.password)
         # A connection that was refused has no state, only words.
-        if state.startswith("28") or "authentication failed" in reason:
+        if state.startswith("28") or any(words in reason for words in _REFUSED):
             return UnauthenticatedError(f"The database ({self.place}) refused us: {reason}")
         if state == "3D000" or (not state and reason.endswith("does not exist")):
             return NotFoundError(f"No such database ({self.place}): {reason}; create it first")
@@ -390,6 +396,16 @@ def _normalised(url: str) -> URL:
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise InvalidArgumentError(f"That {scheme} address cannot be read; {hint}") from None
     return parsed
+
+
+def _is_something_else(path: str) -> bool:
+    """Whether there is a file, and it is not SQLite's."""
+    sqlite3.connect(path).close()
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(_SQLITE)) not in (b"", _SQLITE)
+    except FileNotFoundError:  # SQLite makes it when something is written.
+        return False
 
 
 def _in_memory(url: URL) -> bool:

@@ -28,6 +28,7 @@ from penstock.errors import (
 from penstock.jobs.settings import UPLOAD, UPLOADS, MediaSettings
 from penstock.lifetime import running_beside
 from penstock.media.extensions import EXTENSIONS
+from penstock.retrying import Outage, do_every
 
 _log = logging.getLogger("penstock.web")
 # Nothing else of a file's name is kept than its extension, which tells documents apart.
@@ -142,16 +143,15 @@ class Uploads:
         """Sweep now and every hour, while entered."""
 
         async def sweep() -> None:
-            while True:
-                try:
-                    removed = await asyncio.to_thread(self.sweep, self._keep)
-                    if removed:
-                        _log.info("%d old uploads were removed", removed)
-                except OSError as error:
-                    _log.warning("Old uploads could not be removed: %s", error.strerror)
-                await asyncio.sleep(_SWEEP_EVERY)
+            try:
+                removed = await asyncio.to_thread(self.sweep, self._keep)
+            except OSError as error:
+                raise UnavailableError(str(error.strerror)) from None
+            if removed:
+                _log.info("%d old uploads were removed", removed)
 
-        async with running_beside(sweep()):
+        outage = Outage(_log, "Old uploads cannot be removed")
+        async with running_beside(do_every(_SWEEP_EVERY, sweep, outage)):
             yield
 
     def _folder(self, user_id: str) -> Path:

@@ -34,6 +34,7 @@ from penstock.jobs import (
 )
 from penstock.jobs.store.records import Step
 from penstock.retrying import Persistence
+from penstock.transactional import Outbox
 from penstock.transactional.table import table as outbox_table
 from tests.support.job_scenes import INFO, TEXT, Scene, impatient, jobs_on, looks, until
 
@@ -333,6 +334,21 @@ async def test_a_job_whose_result_was_kept_but_not_said_is_said_when_its_message
         assert kinds == ["Queued", "MetadataReady", "TranscriptComplete"]
 
 
+async def test_the_outbox_is_cleaned_again_after_an_error_that_nobody_foresaw(quick, monkeypatch):
+    calls, again = 0, asyncio.Event()
+
+    async def clean(*_):
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ZeroDivisionError
+        again.set()
+
+    monkeypatch.setattr(Outbox, "clean", clean)
+    async with jobs_on(quick):
+        await asyncio.wait_for(again.wait(), 30)
+
+
 async def test_a_job_of_another_database_is_given_up_not_invented(quick):
     async with jobs_on(quick, stages=impatient(max_attempts=2)) as scene:
         stranger = AudioJob(
@@ -359,7 +375,8 @@ async def test_a_worker_with_another_database_lets_every_message_wait(quick, tmp
             async with job_system(wrong, pubsub=pubsub) as other:
                 stage = scene.stage("metadata", looks)
                 async with other.worker(stage):
-                    made = [await scene.submit() for _ in range(5)]
+                    kinds = (MediaType.AUDIO, MediaType.VIDEO, MediaType.DOCUMENT) * 2
+                    made = [await scene.submit(media_type=kind) for kind in kinds]
 
                     async def said():
                         return "is it the one of these jobs" in caplog.text
@@ -368,10 +385,16 @@ async def test_a_worker_with_another_database_lets_every_message_wait(quick, tmp
                     await asyncio.sleep(0.3)
             assert await scene.stored("job-processing-dead") == []
             assert not scene.calls
-            async with scene.working():
+
+            async def done(_):
+                return Done()
+
+            async with scene.working(metadata=done):
                 for record in made:
                     assert (await scene.ended(record.job.job_id)).stage is COMPLETE
     assert caplog.text.count("is it the one of these jobs") == 1
+    said = [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG]
+    assert not [text for text in said if text.startswith("received")]
 
 
 @pytest.mark.parametrize("answer", [Reject("configuration"), Retry("configuration")])

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, insert, select, text
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from penstock import errors
@@ -205,9 +206,23 @@ async def test_no_error_or_repr_shows_the_password(postgres):
             assert "hunter2" not in shown and postgres.password not in shown
 
 
+async def test_an_address_without_its_password_is_refused_and_does_not_get_better(postgres):
+    url = make_url(postgres.new_database()).set(password=None)
+    with pytest.raises(errors.UnauthenticatedError, match="refused us"):
+        await Database.open(url.render_as_string())
+
+
 async def test_a_folder_that_is_not_there_is_unavailable(tmp_path):
     with pytest.raises(errors.UnavailableError, match="unable to open"):
         await Database.open(f"sqlite:///{tmp_path}/missing/app.db")
+
+
+async def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path):
+    (tmp_path / "notes.pdf").write_bytes(b"%PDF-1.4")
+    with pytest.raises(errors.FailedPreconditionError, match=r"notes\.pdf.*right path"):
+        async with Database(f"sqlite:///{tmp_path}/notes.pdf") as database:
+            await database.ping()
+    assert (tmp_path / "notes.pdf").read_bytes() == b"%PDF-1.4"
 
 
 async def test_a_closed_database_says_so(url):

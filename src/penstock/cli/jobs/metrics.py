@@ -16,7 +16,7 @@ import typer
 from penstock.cli.apps.pages import Page, serving
 from penstock.errors import InvalidArgumentError
 from penstock.lifetime import running_beside
-from penstock.retrying import Outage
+from penstock.retrying import Outage, do_every
 
 if TYPE_CHECKING:
     from penstock.jobs.system import JobSystem
@@ -112,22 +112,17 @@ async def keeping_ready(system: JobSystem, readiness: Readiness) -> AsyncIterato
     """Ready while broker and database answer; looked at every few seconds, while entered."""
 
     async def look() -> None:
-        outage = Outage(_log, "The process is not ready")
-        while True:
-            try:
-                async with asyncio.timeout(_ANSWERS_WITHIN):
-                    await system.database.ping()
-                    await (await system.pubsub.broker()).ping()
-            except Exception as error:
-                # Whatever it is: once this loop had ended, it would be ready for ever.
-                readiness.lacks = "broker or database does not answer; the log says more"
-                outage.met(error)
-            else:
-                readiness.lacks = None
-                outage.over()
-            await asyncio.sleep(_LOOK_EVERY)
+        try:
+            async with asyncio.timeout(_ANSWERS_WITHIN):
+                await system.database.ping()
+                await (await system.pubsub.broker()).ping()
+        except Exception:
+            readiness.lacks = "broker or database does not answer; the log says more"
+            raise
+        readiness.lacks = None
 
-    async with running_beside(look()):
+    outage = Outage(_log, "The process is not ready")
+    async with running_beside(do_every(_LOOK_EVERY, look, outage)):
         try:
             yield
         finally:
