@@ -10,12 +10,23 @@ from __future__ import annotations
 class Keeping:
     """What one queue of fetched messages knows of their leases. Time is an argument."""
 
-    __slots__ = ("_doubts", "_kept_until", "_lent_after", "_unanswered", "doubtful")
+    __slots__ = (
+        "_came",
+        "_doubts",
+        "_kept_until",
+        "_lent_after",
+        "_renewed_at",
+        "_unanswered",
+        "doubtful",
+    )
 
     def __init__(self) -> None:
         self._lent_after = 0.0
         self._kept_until = 0.0
         self._unanswered = False
+        # By sequence, of what came since the last renewal.
+        self._came: dict[int, float] = {}
+        self._renewed_at = 0.0
         self._doubts = 0
         self.doubtful = False
         """What comes may have been sent before the server heard of us again."""
@@ -38,19 +49,26 @@ class Keeping:
         """It has ended, or never will be answered."""
         self._unanswered = False
 
-    def arrived(self, now: float, deadline: float, *, first: bool) -> bool:
+    def arrived(self, sequence: int, now: float, deadline: float, *, first: bool) -> bool:
         """Something came that is lent for so many seconds, the `first` that is here; False: it may
         be another's by now."""
         ends = self._lent_after + deadline
         if self.doubtful or now >= ends:
             return False
         self._kept_until = ends if first else min(self._kept_until, ends)
+        self._came[sequence] = now
         return True
+
+    def waited(self, sequences: list[int], since: float) -> set[int]:
+        """Which of these, that are taken now, came or were renewed before."""
+        return {s for s in sequences if self._came.pop(s, self._renewed_at) < since}
 
     # Renewals.
 
     def renewing(self, now: float) -> tuple[float, int]:
         """All that is here is about to be renewed; what to say when the server has read that."""
+        self._came.clear()
+        self._renewed_at = now
         # What comes meanwhile may have been lent since it was asked for.
         since = min(now, self._lent_after) if self._unanswered else now
         return since, self._doubts

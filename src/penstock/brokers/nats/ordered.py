@@ -48,6 +48,8 @@ from penstock.rules.backoff import Backoff
 # messages are lent for a shorter time, because they may have been lent since it was sent.
 _EXPIRES = 2.0
 _SHARE = 4
+# What came less than this share of its deadline ago needs no renewal, to spare the server.
+_NEARLY = 0.1
 # After so long without a pull, nobody receives: what waits here is for others.
 _IDLE = 1.0
 # How often the server is asked whether what keys wait for is settled.
@@ -144,9 +146,17 @@ class OrderedQueue:
                 self._idle_soon()
 
     def _take(self, max_messages: int, max_bytes: int) -> list[Delivery]:
-        if self._book.ready and not self._is_kept():
+        if not self._book.ready:
+            return []
+        if not self._is_kept():
             self._doubt()
-        return self._book.take(max_messages, max_bytes)
+        taken = self._book.take(max_messages, max_bytes)
+        now, deadline = asyncio.get_running_loop().time(), self._consumer.config.ack_deadline
+        waited = self._keeping.waited([d.record.sequence for d in taken], now - _NEARLY * deadline)
+        if waited:
+            # Who is handed one has its whole time, however long it waited here.
+            self._tell_renewed([d.ack_id for d in taken if d.record.sequence in waited])
+        return taken
 
     async def _look(self) -> bool:
         """For those who do not wait: give the server a moment to say what it has."""
@@ -326,7 +336,8 @@ class OrderedQueue:
 
     def _arrive(self, delivery: Delivery) -> None:
         now, deadline = asyncio.get_running_loop().time(), self._consumer.config.ack_deadline
-        if not self._keeping.arrived(now, deadline, first=not self._book.here):
+        sequence = delivery.record.sequence
+        if not self._keeping.arrived(sequence, now, deadline, first=not self._book.here):
             if not self._keeping.doubtful:
                 self._doubt()
             self._book.doubt(delivery.record)
@@ -334,7 +345,7 @@ class OrderedQueue:
         # The server hands over what came back before what is new: there may be more of it. Not if
         # it is what we gave back: to ask for that brings what is new, which goes back in its place.
         comes_back = delivery.delivery_attempt > 1
-        self._comes_back = comes_back and delivery.record.sequence not in self._book.returning
+        self._comes_back = comes_back and sequence not in self._book.returning
         if comes_back:
             self._in_vain = 0.0
         self._book.arrive(delivery)
@@ -470,8 +481,8 @@ class OrderedQueue:
         if self._book.here and not self._is_kept():
             self._doubt()
         ack_ids = self._book.ack_ids()
+        renewal = self._keeping.renewing(asyncio.get_running_loop().time())
         if ack_ids:
-            renewal = self._keeping.renewing(asyncio.get_running_loop().time())
             self._tell_renewed(ack_ids)
             self._spawn(self._confirm(renewal))
         self._renew_soon()

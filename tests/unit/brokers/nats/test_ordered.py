@@ -329,3 +329,20 @@ async def test_what_may_be_with_another_is_not_given_back():
         assert await receiver.pull(CONFIG.ack_deadline + 1) == []
         receiver.queue.close()
         assert receiver.given_back == []
+
+
+async def test_what_waited_here_is_lent_for_its_whole_deadline():
+    async with receiving() as (server, receiver):
+        server.answers = False
+        assert await receiver.pull(CONFIG.ack_deadline / 4) == []  # Nothing is renewed by now.
+        assert server.renewed == []
+        receiver.queue.settled(1, b"+ACK")
+        assert await receiver.pull(1) == [2]
+        assert server.renewed == [2]
+        receiver.queue.settled(2, b"+ACK")
+        assert await receiver.pull(1) == [3]
+        # It came, and went at once.
+        server.lend(4)
+        receiver.queue.settled(3, b"+ACK")
+        assert await receiver.pull(1) == [4]
+        assert server.renewed == [2, 3]
