@@ -1,5 +1,6 @@
 """What docs/promises.md says, under fire: producers and consumers in processes of their own, and
-servers and processes that are killed and connections that are cut, at random, for minutes.
+servers and processes that are killed or stand still and connections that are cut, at random, for
+minutes.
 
 `PROMISES_MINUTES` says how long (10). Prints how many messages were acked to their producers, and
 of these how many are missing, doubled (stored twice, or handled again after they were done), out of
@@ -90,7 +91,9 @@ class Faults:
         until = loop.time() + seconds
         while loop.time() < until:
             await asyncio.sleep(random.uniform(1, 6))
-            await random.choice([self.kill_server, self.kill_worker, self.cut, self.freeze])()
+            await random.choice(
+                [self.kill_server, self.kill_worker, self.stop_worker, self.cut, self.freeze]
+            )()
 
     async def kill_server(self) -> None:
         self.counts["servers killed"] += 1
@@ -105,6 +108,14 @@ class Faults:
     async def kill_worker(self) -> None:
         self.counts["processes killed"] += 1
         await asyncio.to_thread(random.choice(self._workers).kill)
+
+    async def stop_worker(self) -> None:
+        """It stands still, perhaps for longer than messages are lent, and knows nothing of it."""
+        self.counts["processes stopped"] += 1
+        process = random.choice(self._workers).process
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(random.uniform(0, 12))
+        process.send_signal(signal.SIGCONT)
 
     async def cut(self) -> None:
         self.counts["cuts"] += 1

@@ -144,6 +144,13 @@ class Alarm:
             self._handle.cancel()
             self._handle = None
 
+    def catch_up(self) -> None:
+        """Ring now if it should have rung before: who stood still may be asked something else
+        first."""
+        if self._handle is not None and self._when < self._clock.monotonic():
+            self._handle.cancel()
+            self._fire()
+
     def _fire(self) -> None:
         self._handle = None
         self.set(self._ring())

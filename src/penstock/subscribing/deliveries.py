@@ -30,6 +30,8 @@ from penstock.subscribing.ordering import KeyOrder
 from penstock.subscribing.settling import Settler
 from penstock.subscribing.source import Handler, Source
 
+# A lease that ended so many seconds before anybody looked was not forgotten: nobody could look.
+_LATE = 1.0
 # On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
 _NACK = Verb.NACK
 
@@ -225,6 +227,7 @@ class Deliveries:
         """Deliver what waits and may go now."""
         # What handlers called here set free is delivered by this very loop.
         self._drain_due = True
+        self._alarm.catch_up()
         window, most, held = self.window, self._flow.max_delivered, self._held
         parked, handlers = self._leases.parked, self._handlers
         try:
@@ -258,6 +261,7 @@ class Deliveries:
             self._send_all(self._leases.start(message, self._clock.monotonic()))
 
     def _may_start(self, message: Message) -> bool:
+        self._alarm.catch_up()
         if self._leases.parked:
             self._start(message)
         return message in self._leases
@@ -395,6 +399,8 @@ class Deliveries:
 
     def _on_alarm(self) -> float | None:
         now = self._clock.monotonic()
+        # We stood still: what ended meanwhile is not ours to renew.
+        self._expire(self._leases.pop_expired(now - _LATE))
         told, overdue = self._leases.renewals(now)
         self._send_all(told)
         if overdue:

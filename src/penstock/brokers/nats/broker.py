@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
+import msgspec
+
 from penstock.broker import Capabilities
 from penstock.brokers.nats.admin import NatsAdmin
 from penstock.brokers.nats.aio.connection import Connection
@@ -50,6 +52,12 @@ from penstock.message import (
 )
 from penstock.rules.filters import parse_filter
 from penstock.rules.repeats import repeats
+
+# A request for what is delivered exactly once waits at the server no longer than this part of the
+# ack deadline: an answer that takes twice as long was under way.
+_ASKS_PER_DEADLINE = 8
+# With less left of its time than that, it is better left to whoever gets it next.
+_NEARLY = 0.9
 
 # On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
 _ACK, _RELEASE, _SUCCESS = Verb.ACK, Verb.RELEASE, AckResponse.SUCCESS
@@ -204,9 +212,32 @@ class NatsBroker:
             raws = await self._push_inbox(consumer).pull(max_messages, max_bytes, wait)
         elif config.message_ordering or consumer.is_pinned:
             return await self._ordered_queue(consumer).pull(max_messages, max_bytes, wait)
+        elif config.enable_exactly_once_delivery:
+            return await self._take_in_time(consumer, max_messages, max_bytes, wait)
         else:
             raws = await self._pulling.pull(consumer, max_messages, max_bytes, wait)
         return [_delivery(consumer, raw) for raw in raws]
+
+    async def _take_in_time(
+        self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
+    ) -> list[Delivery]:
+        """What comes was lent after it was asked for. If that is long ago we stood still, or the
+        connection did: it is ours for what is left of its time, counted from there, if any is."""
+        wire, deadline = self._connection.wire, consumer.config.ack_deadline
+        await wire.until_connected(min(wait, wire.timeout))
+        asked = self._clock.monotonic()
+        raws = await self._pulling.pull(
+            consumer, max_messages, max_bytes, min(wait, deadline / _ASKS_PER_DEADLINE)
+        )
+        age = self._clock.monotonic() - asked
+        if age < 2 * deadline / _ASKS_PER_DEADLINE:
+            return [_delivery(consumer, raw) for raw in raws]
+        late = msgspec.structs.replace
+        return [
+            late(_delivery(consumer, raw), ack_deadline=deadline - age)
+            for raw in raws
+            if age < _NEARLY * deadline
+        ]
 
     async def _confirmed(
         self, missing: SubscriptionNotFoundError, subscription: str

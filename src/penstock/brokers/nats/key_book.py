@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.message import Delivery
+from penstock.message import Delivery, Record
 
 
 class Ours(NamedTuple):
@@ -151,6 +151,24 @@ class KeyBook:
             key = self._keys[sequence]
             if self._turns.get(key) == sequence:
                 del self._turns[key]
+
+    def doubt_here(self) -> None:
+        """What is here may have gone to somebody else: as `doubt_lent`."""
+        for sequence in (*self._held, *self._ready):
+            key = self._keys.get(sequence)
+            if key is not None:
+                self.suspects.add(sequence)
+                if self._turns.get(key) == sequence:
+                    del self._turns[key]
+        self._held.clear()
+        self._ready.clear()
+
+    def doubt(self, record: Record) -> None:
+        """It came, and may be somebody else's by now."""
+        sequence, key = record.sequence, record.ordering_key
+        if key is not None and not self.knows(sequence):
+            self._write_down(sequence, key)
+            self.suspects.add(sequence)
 
     def suspect(self, sequence: int, key: str) -> None:
         """Somebody else may have it."""

@@ -30,8 +30,9 @@ class Loans:
         self.moved: set[str] = set()
 
     def begin(self, deliveries: list[Delivery], now: float) -> None:
+        """They came together, and are ours for as long as they say."""
         self._forget_expired(now)
-        self._ends.add(now + self.ack_deadline, [d.ack_id for d in deliveries])
+        self._ends.add(now + deliveries[0].ack_deadline, [d.ack_id for d in deliveries])
         self._records.update((d.ack_id, d.record) for d in deliveries)
         self._latest.update((d.record.sequence, d.ack_id) for d in deliveries)
 

@@ -6,6 +6,10 @@ One client of a subscription is served at a time (a pinned client, in the server
 that waits takes over when the first is silent. Whoever begins, takes over or connects anew finds
 out first what is still with somebody else, and keeps back the keys of that until it is settled or
 has come back.
+
+So does whoever stood still, or whose connection did, for longer than messages are lent: what it has
+may be another's by now, and what it reads next may have been sent long ago. Until when something is
+ours is counted from before the server can have lent or renewed it, never from when it came.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from contextlib import suppress
 from penstock.brokers.nats.aio.pulling import Pulling, ended_by
 from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.keeping import Keeping
 from penstock.brokers.nats.key_book import KeyBook
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.consumers import Consumer
@@ -39,8 +44,12 @@ from penstock.message import Delivery
 from penstock.retrying import Failures, Persistence, keep_doing
 from penstock.rules.backoff import Backoff
 
-# The longest a request waits at the server: a client that is alive is heard of so often.
+# The longest a request waits at the server: a client that is alive is heard of so often. Less where
+# messages are lent for a shorter time, because they may have been lent since it was sent.
 _EXPIRES = 2.0
+_SHARE = 4
+# What came less than this share of its deadline ago needs no renewal, to spare the server.
+_NEARLY = 0.1
 # After so long without a pull, nobody receives: what waits here is for others.
 _IDLE = 1.0
 # How often the server is asked whether what keys wait for is settled.
@@ -93,6 +102,7 @@ class OrderedQueue:
         self._ended: asyncio.Future[None] | None = None
         self._pin = ""
         self._asked = (1, 0)
+        self._keeping = Keeping()
         self._comes_back = False
         self._in_vain = 0.0
         self._pulls = 0
@@ -119,7 +129,7 @@ class OrderedQueue:
             while True:
                 if self._closed:
                     return []
-                taken = self._book.take(max_messages, max_bytes)
+                taken = self._take(max_messages, max_bytes)
                 if taken:
                     return taken
                 if self._failure is not None and self._fetching is None:
@@ -128,12 +138,25 @@ class OrderedQueue:
                 self._keep_fetching()
                 left = until - loop.time()
                 if left <= 0 and (wait > 0 or not await self._look()):
-                    return self._book.take(max_messages, max_bytes)
+                    return self._take(max_messages, max_bytes)
                 await self._change(max(left, 0.0))
         finally:
             self._pulls -= 1
             if not self._pulls:
                 self._idle_soon()
+
+    def _take(self, max_messages: int, max_bytes: int) -> list[Delivery]:
+        if not self._book.ready:
+            return []
+        if not self._is_kept():
+            self._doubt()
+        taken = self._book.take(max_messages, max_bytes)
+        now, deadline = asyncio.get_running_loop().time(), self._consumer.config.ack_deadline
+        waited = self._keeping.waited([d.record.sequence for d in taken], now - _NEARLY * deadline)
+        if waited:
+            # Who is handed one has its whole time, however long it waited here.
+            self._tell_renewed([d.ack_id for d in taken if d.record.sequence in waited])
+        return taken
 
     async def _look(self) -> bool:
         """For those who do not wait: give the server a moment to say what it has."""
@@ -257,7 +280,9 @@ class OrderedQueue:
 
     async def _request(self, batch: int, max_bytes: int) -> None:
         self._requests += 1
-        request: dict[str, object] = {"batch": batch, "expires": int(_EXPIRES * NS)}
+        loop = asyncio.get_running_loop()
+        expires = min(_EXPIRES, self._consumer.config.ack_deadline / _SHARE)
+        request: dict[str, object] = {"batch": batch, "expires": int(expires * NS)}
         if self._consumer.group:
             request["group"] = self._consumer.group
             if self._pin:
@@ -265,12 +290,15 @@ class OrderedQueue:
         if max_bytes > 0 and batch > 1:
             request["max_bytes"] = max_bytes
         self._left, self._status = batch, (0, "")
-        self._ended = asyncio.get_running_loop().create_future()
+        self._keeping.asking(loop.time())
+        self._ended = loop.create_future()
         subject = next_message(self._consumer.stream, self._consumer.name).encode()
         reply = f"{self._prefix}.{self._requests}".encode()
         await self._wire.write([publish_operation(subject, reply, b"", encode_request(request))])
+        if not self._ended.done():
+            self._keeping.asked()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_EXPIRES + self._wire.timeout):
+            async with asyncio.timeout(expires + self._wire.timeout):
                 await self._ended
         code, text = self._status
         if code == _WRONG_PIN:
@@ -299,21 +327,32 @@ class OrderedQueue:
             self._pin = pin
             self._begin_anew()
         delivery = self._decode(self._consumer, (subject, reply, block, payload))
-        # The server hands over what came back before what is new: there may be more of it. Not if
-        # it is what we gave back: to ask for that brings what is new, which goes back in its place.
-        comes_back = delivery.delivery_attempt > 1
-        self._comes_back = comes_back and delivery.record.sequence not in self._book.returning
-        if comes_back:
-            self._in_vain = 0.0
-        self._book.arrive(delivery)
-        self._renew_soon()
+        self._arrive(delivery)
         self._left -= 1
         if not self._left:
             self._end((0, ""))
         if self._book.ready:
             self._changed()
 
+    def _arrive(self, delivery: Delivery) -> None:
+        now, deadline = asyncio.get_running_loop().time(), self._consumer.config.ack_deadline
+        sequence = delivery.record.sequence
+        if not self._keeping.arrived(sequence, now, deadline, first=not self._book.here):
+            if not self._keeping.doubtful:
+                self._doubt()
+            self._book.doubt(delivery.record)
+            return
+        # The server hands over what came back before what is new: there may be more of it. Not if
+        # it is what we gave back: to ask for that brings what is new, which goes back in its place.
+        comes_back = delivery.delivery_attempt > 1
+        self._comes_back = comes_back and sequence not in self._book.returning
+        if comes_back:
+            self._in_vain = 0.0
+        self._book.arrive(delivery)
+        self._renew_soon()
+
     def _end(self, status: tuple[int, str]) -> None:
+        self._keeping.answered()
         if self._ended is not None and not self._ended.done():
             self._status = status
             self._ended.set_result(None)
@@ -321,6 +360,7 @@ class OrderedQueue:
     def _on_loss(self) -> None:
         """What was sent to us and not read is nobody's for a while: it has to be found out."""
         self._begin_anew()
+        self._keeping.answered()
         if self._ended is not None and not self._ended.done():
             self._ended.set_exception(self._wire.loss())
             self._ended.exception()
@@ -330,7 +370,25 @@ class OrderedQueue:
     def _lose_pin(self) -> None:
         """Another client is served now; what we have not lent is for that one."""
         self._pin = ""
+        self._give_back_all()
+        self._begin_anew()
+
+    def _is_kept(self) -> bool:
+        """What is here is ours, for all we know."""
+        return self._keeping.is_kept(asyncio.get_running_loop().time())
+
+    def _give_back_all(self) -> None:
+        """What nobody has taken; but not what may be with somebody else already."""
+        if not self._is_kept():
+            self._book.doubt_here()
         self._pulling.give_back([d.ack_id.encode() for d in self._book.give_back_all()])
+
+    def _doubt(self) -> None:
+        """We stood still: what is here may be with others by now, and so may what comes, as long as
+        it may have been sent before the server heard of us again."""
+        _log.debug("Received nothing in time for %r: asking who has what", self._consumer.name)
+        self._keeping.doubt()
+        self._book.doubt_here()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -397,7 +455,9 @@ class OrderedQueue:
 
     async def _look_up(self) -> None:
         before = self._book.ours()
+        question = self._keeping.hearing(asyncio.get_running_loop().time())
         info = await self._catalogue.info(self._consumer)
+        self._keeping.heard(question)
         floor, last = info["ack_floor"]["stream_seq"], info["delivered"]["stream_seq"]
         if not self._book.is_all(info["num_ack_pending"], before):
             if last - floor > _MOST_SUSPECTS:
@@ -418,10 +478,23 @@ class OrderedQueue:
 
     def _renew(self) -> None:
         self._renewing = None
-        self._wire.post(
-            [publish_operation(i.encode(), b"", b"", b"+WPI") for i in self._book.ack_ids()]
-        )
+        if self._book.here and not self._is_kept():
+            self._doubt()
+        ack_ids = self._book.ack_ids()
+        renewal = self._keeping.renewing(asyncio.get_running_loop().time())
+        if ack_ids:
+            self._tell_renewed(ack_ids)
+            self._spawn(self._confirm(renewal))
         self._renew_soon()
+
+    def _tell_renewed(self, ack_ids: list[str]) -> None:
+        self._wire.post([publish_operation(i.encode(), b"", b"", b"+WPI") for i in ack_ids])
+
+    async def _confirm(self, renewal: tuple[float, int]) -> None:
+        """It counts when the server is known to have read it."""
+        with suppress(PenstockError):
+            await self._wire.ping()
+            self._keeping.renewed(renewal, self._consumer.config.ack_deadline)
 
     def _idle_soon(self) -> None:
         if self._idle is None and not self._closed:
@@ -445,7 +518,8 @@ class OrderedQueue:
             # Without our interest the server drops the request instead of answering it.
             self._unsubscribe()
             self._unsubscribe = None
-        self._pulling.give_back([d.ack_id.encode() for d in self._book.give_back_all()])
+        self._keeping.answered()
+        self._give_back_all()
         if self._pin:
             self._wire.post(
                 [unpin(self._consumer.stream, self._consumer.name, self._consumer.group)]

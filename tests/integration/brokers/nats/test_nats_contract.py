@@ -154,6 +154,28 @@ async def test_a_cancelled_ping_leaves_the_connection_alive(server):
         assert await broker.ping() < 5
 
 
+async def test_what_was_under_way_for_longer_than_it_is_lent_is_left_to_who_has_it_now(server):
+    async with (
+        faulty_proxy("127.0.0.1", server.port) as proxy,
+        PubSub(f"nats://127.0.0.1:{proxy.port}") as frozen,
+        PubSub(server.url) as other,
+    ):
+        topic = await other.topic("under-way").create()
+        sub = topic.subscription("under-way-sub", ack_deadline=2, enable_exactly_once_delivery=True)
+        await sub.create()
+        asked = {"max_messages": 1, "max_bytes": 1000}
+        pull = asyncio.create_task((await frozen.broker()).pull(sub.name, wait=4, **asked))
+        await asyncio.sleep(0.1)
+        proxy.freeze()
+        await topic.publish_message(b"x")
+        broker = await other.broker()
+        [delivery] = await broker.pull(sub.name, wait=5, **asked)
+        [answer] = await broker.settle(sub.name, [Settlement(delivery.ack_id, Verb.ACK)])
+        assert answer is AckResponse.SUCCESS
+        proxy.thaw()
+        assert await pull == []
+
+
 async def test_a_pull_is_one_request_whether_it_waits_or_not(server):
     async with PubSub(server.url) as pubsub:
         topic = await pubsub.topic("one-request").create()

@@ -37,6 +37,7 @@ class Server:
         self.given_back = []
         self.renewed = []
         self.answered = None
+        self.silent = None
         self.headers = b""
 
     def on_loss(self, act):
@@ -93,12 +94,20 @@ class Server:
         self.waiting.clear()
         self._sink(self.reply, b"", b"NATS/1.0 %b\r\n\r\n" % status, b"")
 
+    async def read(self, topic, first, last):
+        yield [Record(n, f"m-{n}", b"x", {}, "key", topic, 0) for n in range(first, last + 1)]
+
+    async def ping(self):
+        if self.silent is not None:
+            await self.silent
+        return 0.0
+
     async def info(self, _consumer):
         if self.answered is not None:
             await self.answered
         return {
             "ack_floor": {"stream_seq": 0},
-            "delivered": {"stream_seq": len(self.attempts)},
+            "delivered": {"stream_seq": max(self.attempts, default=0)},
             "num_ack_pending": len(self.attempts),
         }
 
@@ -123,7 +132,7 @@ class Receiver:
             ),
             giving_back=lambda replies: [],
         )
-        self.queue = OrderedQueue(consumer, server, pulling, server, None, decoded)
+        self.queue = OrderedQueue(consumer, server, pulling, server, server, decoded)
 
     async def pull(self, wait):
         taken = await self.queue.pull(self.window, 10**6, wait)
@@ -290,3 +299,56 @@ async def test_what_another_was_done_with_meanwhile_holds_up_nobody():
         server.serve()
         server.attempts = {2: 2, 3: 2}
         assert await receiver.pull(5) == [2]
+
+
+async def test_what_was_under_way_for_longer_than_it_is_lent_is_not_handed_over():
+    server = Server(messages=0)
+    receiver = Receiver(server)
+    pull = asyncio.ensure_future(receiver.pull(600))
+    await asyncio.sleep(CONFIG.ack_deadline + 1)
+    # Lent when it was asked for, and read only now: somebody else may have it, or be done with it.
+    server.lend(1)
+    await asyncio.sleep(1)
+    assert not pull.done()
+    server.lend(1)
+    assert await pull == [1]
+    receiver.queue.close()
+
+
+async def test_what_is_here_is_lent_only_while_the_server_is_known_to_have_renewed_it():
+    async with receiving() as (server, receiver):
+        server.answers = False
+        server.silent = asyncio.get_running_loop().create_future()
+        assert await receiver.pull(CONFIG.ack_deadline + 1) == []
+        server.attempts = {2: 1, 3: 1}
+        receiver.queue.settled(1, b"+ACK")
+        assert await receiver.pull(5) == []
+        server.silent = None
+        server.lend(2)
+        assert await receiver.pull(5) == [2]
+
+
+async def test_what_may_be_with_another_is_not_given_back():
+    async with receiving() as (server, receiver):
+        server.answers = False
+        server.silent = asyncio.get_running_loop().create_future()
+        assert await receiver.pull(CONFIG.ack_deadline + 1) == []
+        receiver.queue.close()
+        assert receiver.given_back == []
+
+
+async def test_what_waited_here_is_lent_for_its_whole_deadline():
+    async with receiving() as (server, receiver):
+        server.answers = False
+        assert await receiver.pull(CONFIG.ack_deadline / 4) == []  # Nothing is renewed by now.
+        assert server.renewed == []
+        receiver.queue.settled(1, b"+ACK")
+        assert await receiver.pull(1) == [2]
+        assert server.renewed == [2]
+        receiver.queue.settled(2, b"+ACK")
+        assert await receiver.pull(1) == [3]
+        # It came, and went at once.
+        server.lend(4)
+        receiver.queue.settled(3, b"+ACK")
+        assert await receiver.pull(1) == [4]
+        assert server.renewed == [2, 3]
