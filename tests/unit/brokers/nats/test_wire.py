@@ -34,8 +34,12 @@ def test_a_nats_py_we_do_not_know_is_refused(monkeypatch):
 class Transport:
     """As much of a transport as decides who is told of what comes."""
 
-    def __init__(self, protocol):
+    def __init__(self, protocol, *, encrypted=False):
         self.protocol = protocol
+        self._encrypted = encrypted
+
+    def get_extra_info(self, name):
+        return object() if name == "sslcontext" and self._encrypted else None
 
     def get_protocol(self):
         return self.protocol
@@ -75,6 +79,16 @@ async def test_nonsense_on_the_short_way_is_told_to_the_reader():
     transport.protocol.data_received(b"x")
     with pytest.raises(ValueError, match="nonsense"):
         await reader.read(1000)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_the_end_of_an_encrypted_connection_is_not_asked_to_wait(encrypted):
+    reader = asyncio.StreamReader()
+    transport = Transport(asyncio.StreamReaderProtocol(reader), encrypted=encrypted)
+    Shortcut(reader, transport, bytes, left=0)
+    # True would keep the connection open, which asyncio warns of where it cannot be done.
+    assert transport.protocol.eof_received() is not encrypted
+    assert reader.at_eof()
 
 
 class Socket:
