@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.brokers.nats.broker import NatsBroker
+from penstock.brokers.nats.failing import Failing
 from penstock.brokers.nats.loans import Loans
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.config import SubscriptionConfig
@@ -81,6 +82,37 @@ class Pulling:
 def delivery(attempt):
     ack_id = f"$JS.ACK.orders.billing.{attempt}.1.{attempt}.1700000000000000000.0"
     return Delivery(Record(1, "m", b"", {}, None, "orders", 0), ack_id, attempt, 10.0)
+
+
+async def test_an_ack_id_of_another_subscription_is_never_sent():
+    config = SubscriptionConfig(name="billing", topic="orders")
+    broker, sent = plain_broker(Consumer("orders", "billing", config))
+    ours, others = (
+        f"$JS.ACK.orders.{name}.1.1.1.1700000000000000000.0" for name in ("billing", "x")
+    )
+    for verb in (Verb.ACK, Verb.NACK):
+        answers = await broker.settle("billing", [Settlement(i, verb) for i in (others, ours)])
+        assert answers == [AckResponse.SUCCESS] * 2
+    assert sent == [(ours.encode(), b"+ACK"), (ours.encode(), b"-NAK")]
+
+
+def plain_broker(consumer):
+    """One without loans, and what it tells the server."""
+    sent = []
+
+    async def known(_subscription):
+        return consumer
+
+    async def write_acks(acks):
+        sent.extend(acks)
+
+    broker = NatsBroker.__new__(NatsBroker)
+    broker._connection = SimpleNamespace(wire=SimpleNamespace(check_open=lambda: None))
+    broker._catalogue = SimpleNamespace(consumer=known)
+    broker._clock, broker._pulling = VirtualClock(), SimpleNamespace(write_acks=write_acks)
+    broker._failing = Failing(None, None, None, "penstock")
+    broker._ordered, broker._acking, broker._loans, broker._pushed = {}, {}, {}, {}
+    return broker, sent
 
 
 def exactly_once_broker():
