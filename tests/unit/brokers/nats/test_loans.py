@@ -9,7 +9,7 @@ from penstock.brokers.nats.broker import NatsBroker
 from penstock.brokers.nats.failing import Failing
 from penstock.brokers.nats.loans import Loans
 from penstock.brokers.nats.protocol.consumers import Consumer
-from penstock.config import SubscriptionConfig
+from penstock.config import DeadLetterPolicy, SubscriptionConfig
 from penstock.errors import UnavailableError
 from penstock.message import AckResponse, Delivery, Record, Settlement, Verb
 from penstock.testing import VirtualClock, settled
@@ -94,6 +94,23 @@ async def test_an_ack_id_of_another_subscription_is_never_sent():
         answers = await broker.settle("billing", [Settlement(i, verb) for i in (others, ours)])
         assert answers == [AckResponse.SUCCESS] * 2
     assert sent == [(ours.encode(), b"+ACK"), (ours.encode(), b"-NAK")]
+
+
+async def test_what_came_is_given_back_when_it_cannot_be_looked_at():
+    policy = DeadLetterPolicy(topic="dead", max_delivery_attempts=1)
+    config = SubscriptionConfig(name="billing", topic="orders", dead_letter_policy=policy)
+    consumer = Consumer("orders", "billing", config)
+    broker, _ = plain_broker(consumer)
+    given_back = []
+    broker._pulling.give_back = given_back.extend
+
+    async def count(_consumer, _sequence):
+        raise UnavailableError("lost")
+
+    broker._failing = Failing(None, None, SimpleNamespace(count=count), "penstock")
+    with pytest.raises(UnavailableError):
+        await broker._sifted(consumer, [delivery(1), delivery(2)])
+    assert given_back == [delivery(1).ack_id.encode(), delivery(2).ack_id.encode()]
 
 
 def plain_broker(consumer):

@@ -57,11 +57,13 @@ def wire():
     return Wire()
 
 
+def pulling(wire):
+    options = SimpleNamespace(inbox_prefix="_INBOX", timeout=5.0)
+    return Pulling(SimpleNamespace(wire=wire, options=options))
+
+
 async def waiting_pull(wire):
-    connection = SimpleNamespace(
-        wire=wire, options=SimpleNamespace(inbox_prefix="_INBOX", timeout=5.0)
-    )
-    pull = asyncio.ensure_future(Pulling(connection).pull(CONSUMER, 10, 1000, 30))
+    pull = asyncio.ensure_future(pulling(wire).pull(CONSUMER, 10, 1000, 30))
     await settled()
     return pull
 
@@ -126,3 +128,11 @@ async def test_a_pull_whose_end_says_nothing_of_what_is_on_its_way_is_over(wire)
     assert [reply for _, reply, _, _ in await pull] == [FIRST]
     wire.deliver(SECOND)
     assert wire.posted == [given_back(SECOND)]
+
+
+async def test_acks_that_nobody_is_there_to_confirm_are_no_success(wire):
+    acks = asyncio.ensure_future(pulling(wire).write_acks_and_wait([(FIRST, b"+ACK")]))
+    await settled()
+    wire.end(b"NATS/1.0 503\r\n\r\n")
+    with pytest.raises(UnavailableError, match="503"):
+        await acks

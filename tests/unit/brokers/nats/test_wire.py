@@ -7,6 +7,7 @@ import pytest
 from penstock.brokers.nats.aio.client import Shortcut, SteadyClient, check_compatible
 from penstock.brokers.nats.aio.wire import WRITE_CHUNK, Wire
 from penstock.brokers.nats.protocol.requests import publish_operation
+from penstock.errors import UnavailableError
 
 
 def test_operations_are_complete():
@@ -29,6 +30,33 @@ def test_a_nats_py_we_do_not_know_is_refused(monkeypatch):
     monkeypatch.delattr(nats.aio.client.Client, "_process_msg")
     with pytest.raises(Exception, match="_process_msg"):
         check_compatible()
+
+
+class Away(SteadyClient):
+    """A connection that is being made anew, until the test says that it is there."""
+
+    is_connected = is_closed = False
+
+
+async def test_whoever_waits_for_a_connection_goes_on_with_it():
+    client = Away()
+    wire = Wire(client)
+    waiting = asyncio.ensure_future(wire.until_connected())
+    await asyncio.sleep(wire.timeout - 0.1)
+    assert not waiting.done()
+    client.is_connected = True
+    wire.found()
+    assert await waiting is None
+
+
+async def test_whoever_waits_for_a_connection_in_vain_is_told():
+    wire = Wire(Away())
+    loop = asyncio.get_running_loop()
+    for within, waited in ((None, wire.timeout), (1.0, 1.0)):
+        began = loop.time()
+        with pytest.raises(UnavailableError, match="reconnect"):
+            await wire.until_connected(within)
+        assert loop.time() - began == waited
 
 
 class Transport:
