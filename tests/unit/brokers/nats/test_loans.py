@@ -69,6 +69,27 @@ def test_memory_follows_the_loans_that_are_open():
     assert not held._latest and not held._records
 
 
+def given(nth, sequence=1):
+    ack_id = f"$JS.ACK.orders.billing.1.{sequence}.{nth}.1700000000000000000.0"
+    return Delivery(Record(sequence, "m", b"", {}, None, "orders", 0), ack_id, 1, 10.0)
+
+
+def test_what_was_lent_before_it_was_written_down_is_ours_for_its_time_and_once():
+    config = SubscriptionConfig(name="billing", topic="orders", ack_deadline=10)
+    held = Loans(config, unwritten_until=10.0)
+    first, second, third, written = (given(nth, nth).ack_id for nth in (1, 2, 3, 4))
+    held.begin([given(4, 4)], 1.0)
+    assert all(held.is_open(one, 2.0) for one in (first, second, third, written))
+    held.settled(Settlement(first, Verb.ACK), 2.0)
+    held.settled(Settlement(written, Verb.ACK), 2.0)
+    held.settled(Settlement(second, Verb.EXTEND, 10.0), 5.0)
+    assert not any(held.is_open(one, 6.0) for one in (first, written, given(5, 5).ack_id))
+    assert not any(held.is_open(one, 6.0) for one in ("", "x", f"{first}\n"))
+    assert [held.is_open(one, 11.0) for one in (second, third)] == [True, False]
+    held.begin([given(6, sequence=2)], 12.0)
+    assert not held.is_open(second, 12.0), "it has come again"
+
+
 class Pulling:
     """A server that confirms acks when it is told to, or never."""
 
