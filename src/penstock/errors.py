@@ -48,8 +48,12 @@ class FilterError(InvalidArgumentError):
         self.reason = reason
         self.text = text
         self.column = column
+        # In one line, so that the pointer is under its place, and of what can be printed.
+        shown = "".join(" " if char.isspace() else char for char in text)
+        shown = shown.encode(errors="replace").decode()
+        pointer = " " * (column - 1) + "^"
         super().__init__(
-            f"Filter does not parse at column {column}: {reason}\n  {text}\n  {' ' * (column - 1)}^"
+            f"Filter does not parse at column {column}: {reason}\n  {shown}\n  {pointer}"
         )
 
 

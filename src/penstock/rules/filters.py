@@ -78,7 +78,11 @@ def parse_filter(text: str) -> Filter:
     """The tree of a filter, or `FilterError` that points at the column."""
     if not isinstance(text, str):
         raise InvalidArgumentError(f"A filter must be text, not {type(text).__name__}")
-    if len(text.encode(errors="replace")) > MAX_FILTER_BYTES:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise FilterError("half of a pair of surrogates", text, error.start + 1) from None
+    if size > MAX_FILTER_BYTES:
         raise FilterError(f"longer than {MAX_FILTER_BYTES} bytes", text, MAX_FILTER_BYTES + 1)
     return _Parser(text).parse()
 

@@ -290,12 +290,16 @@ class NatsBroker:
         if inbox is not None:
             inbox.close()
 
-    def _reconfigure(self, consumer: Consumer) -> None:
+    def _reconfigure(self, before: Consumer, consumer: Consumer) -> None:
         """It is the same, and has been configured anew."""
         self._mover.leave(consumer)
         loans = self._loans.get(consumer.key)
         if loans is not None:
             loans.ack_deadline = consumer.config.ack_deadline
+        elif needs_loans(consumer.config) and not needs_loans(before.config):
+            # What is on loan was not written down, and stays so.
+            until = self._clock.monotonic() + before.config.ack_deadline
+            self._loans[consumer.key] = Loans(consumer.config, unwritten_until=until)
         queue = self._ordered.get(consumer.key)
         if queue is not None:
             queue.reconfigure(consumer)

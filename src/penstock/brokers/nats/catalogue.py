@@ -52,7 +52,7 @@ class Catalogue:
         self._routes: dict[str, Routes] = {}
         self._asking: dict[str, asyncio.Task[Routes]] = {}
         self.on_forget: Callable[[Consumer], object] = lambda _: None
-        self.on_change: Callable[[Consumer], object] = lambda _: None
+        self.on_change: Callable[[Consumer, Consumer], object] = lambda _before, _now: None
 
     async def routes(self, topic: str) -> Routes:
         """How a topic routes. A user who may not ask publishes without routed attributes, which
@@ -171,9 +171,10 @@ class Catalogue:
         """It is configured like this from now on; what is on loan stays so."""
         consumer = consumer_of(info)
         known = [a for a, other in self._consumers.items() if other.key == consumer.key]
-        if any(self._consumers[asked] != consumer for asked in known):
+        before = next((o for a in known if (o := self._consumers[a]) != consumer), None)
+        if before is not None:
             self._consumers.update(dict.fromkeys(known, consumer))
-            self.on_change(consumer)
+            self.on_change(before, consumer)
 
     def latest(self, consumer: Consumer) -> Consumer:
         """As it is known to be by now."""

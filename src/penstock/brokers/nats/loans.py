@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.brokers.nats.protocol.records import parse_ack_subject
 from penstock.config import SubscriptionConfig
 from penstock.message import Delivery, Record, Settlement, Verb
 from penstock.rules.deadlines import Deadlines
@@ -20,10 +21,17 @@ _ACK = Verb.ACK
 
 
 class Loans:
-    """Open deliveries of a subscription: until when they are ours, and what is in them."""
+    """Open deliveries of a subscription: until when they are ours, and what is in them.
 
-    def __init__(self, config: SubscriptionConfig) -> None:
+    What was lent before anybody wrote it down, because its subscription did not need it yet, may be
+    ours until `unwritten_until`.
+    """
+
+    def __init__(self, config: SubscriptionConfig, *, unwritten_until: float = 0.0) -> None:
         self.ack_deadline = config.ack_deadline
+        self._unwritten_until = unwritten_until
+        self._unwritten_settled: set[str] = set()
+        self._first_written: int | None = None
         self._ends: Deadlines[str] = Deadlines()
         self._records: dict[str, Record] = {}
         self._latest: dict[int, str] = {}
@@ -32,6 +40,8 @@ class Loans:
     def begin(self, deliveries: list[Delivery], now: float) -> None:
         """They came together, and are ours for as long as they say."""
         self._forget_expired(now)
+        if self._first_written is None and now < self._unwritten_until:
+            self._first_written = min(_nth(d.ack_id) for d in deliveries)
         self._ends.add(now + deliveries[0].ack_deadline, [d.ack_id for d in deliveries])
         self._records.update((d.ack_id, d.record) for d in deliveries)
         self._latest.update((d.record.sequence, d.ack_id) for d in deliveries)
@@ -39,9 +49,19 @@ class Loans:
     def is_open(self, ack_id: str, now: float) -> bool:
         """It is ours to settle: not settled, not over, and it has not come again."""
         ends, record = self._ends.due(ack_id), self._records.get(ack_id)
+        if record is None and self._unwritten_until:
+            return now < (ends or self._unwritten_until) and self._is_unwritten(ack_id)
         if ends is None or record is None or ends <= now:
             return False
         return self._latest.get(record.sequence) == ack_id
+
+    def _is_unwritten(self, ack_id: str) -> bool:
+        """It was lent before the first that is written down, and has not come again since."""
+        if ack_id in self._unwritten_settled or not _ACK_ID.fullmatch(ack_id):
+            return False
+        lent = parse_ack_subject(ack_id.encode())
+        before = self._first_written is None or lent.nth < self._first_written
+        return before and lent.sequence not in self._latest
 
     def record(self, ack_id: str) -> Record | None:
         return self._records.get(ack_id)
@@ -51,6 +71,8 @@ class Loans:
             self._ends.add(now + self.ack_deadline, [settlement.ack_id])
         else:
             self._ends.discard(settlement.ack_id)
+            if self._unwritten_until and settlement.ack_id not in self._records:
+                self._unwritten_settled.add(settlement.ack_id)
             self._forget(settlement.ack_id)
 
     def _forget_expired(self, now: float) -> None:
@@ -62,6 +84,10 @@ class Loans:
         if record is not None and self._latest.get(record.sequence) == ack_id:
             del self._latest[record.sequence]
         self.moved.discard(ack_id)
+
+
+def _nth(ack_id: str) -> int:
+    return parse_ack_subject(ack_id.encode()).nth
 
 
 def needs_loans(config: SubscriptionConfig) -> bool:

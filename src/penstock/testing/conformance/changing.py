@@ -86,6 +86,21 @@ class Changing:
         assert await scene.settle(sub, lent, Verb.ACK) is AckResponse.SUCCESS
         assert await scene.settle(sub, lent, Verb.ACK) is AckResponse.INVALID
 
+    @behaviour("updates", "exactly_once")
+    async def test_what_is_on_loan_stays_so_while_exactly_once_delivery_begins(
+        self, scene: Scene
+    ) -> None:
+        topic, sub = await scene.pair(ack_deadline=60)
+        await topic.publish_message(b"x")
+        [lent] = await scene.pull(sub)
+        await sub.update(enable_exactly_once_delivery=True)
+        await topic.publish_message(b"y")
+        [after] = await scene.pull(sub)
+        for delivery in (lent, after):
+            assert await scene.settle(sub, delivery, Verb.ACK) is AckResponse.SUCCESS
+            assert await scene.settle(sub, delivery, Verb.ACK) is AckResponse.INVALID
+        assert await scene.pull(sub) == []
+
     @behaviour("updates", "dead_letters", "delivery_attempts")
     async def test_a_dead_letter_policy_can_be_given_and_taken_away(self, scene: Scene) -> None:
         topic, sub = await scene.pair()

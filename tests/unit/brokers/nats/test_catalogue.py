@@ -7,6 +7,7 @@ import pytest
 
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.config import SubscriptionName
+from penstock.errors import FailedPreconditionError
 from penstock.testing import settled
 
 BY_NAME, BY_ADDRESS = "billing", SubscriptionName("billing", "orders")
@@ -43,3 +44,17 @@ async def test_what_somebody_changes_is_noticed_however_it_was_found(first, then
         await asyncio.sleep(6)
     assert catalogue.latest(consumer).config.ack_deadline == 60
     assert (await catalogue.consumer(then)).config.ack_deadline == 60
+
+
+async def test_a_name_that_several_topics_have_is_refused_and_found_by_its_topic():
+    class Two(Server):
+        async def request(self, subject, body=None, *, missing=None):
+            if subject == "STREAM.NAMES":
+                return {"streams": ["orders", "invoices"], "total": 2}
+            stream = subject.split(".")[2]
+            return {"stream_name": stream, "name": "billing", "config": {}}
+
+    catalogue = Catalogue(Two())
+    with pytest.raises(FailedPreconditionError, match="invoices, orders"):
+        await catalogue.consumer(BY_NAME)
+    assert (await catalogue.consumer(BY_ADDRESS)).stream == "orders"

@@ -52,6 +52,27 @@ async def test_a_nack_of_the_last_attempt_moves_the_message(attempt, unseen, tol
     assert [draft.attributes["k"] for draft in letters.drafts] == ["v"] * moved
 
 
+@pytest.mark.parametrize(
+    ("delivered", "unseen", "shown"),
+    [(5, 0, 5), (6, 0, None), (6, 1, 5), (8, 7, 1), (8, 1, None)],
+)
+async def test_what_comes_after_its_last_attempt_is_moved_instead_of_handed_over(
+    delivered, unseen, shown
+):
+    letters, told = Letters(unseen=unseen), []
+
+    async def write_acks(acks):
+        told.extend(verb for _, verb in acks)
+
+    ack_id = f"$JS.ACK.orders.billing.{delivered}.1.{delivered}.1700000000000000000.0"
+    came = Delivery(Record(1, "m", b"x", {}, None, "orders", 0), ack_id, delivered, 10.0)
+    failing = Failing(letters, SimpleNamespace(write_acks=write_acks), letters, "penstock")
+    kept = await failing.without_spent(CONSUMER, [came])
+    assert [one.delivery_attempt for one in kept] == ([] if shown is None else [shown])
+    assert told == ([b"+ACK"] if shown is None else [])
+    assert len(letters.drafts) == len(told)
+
+
 async def test_what_cannot_be_moved_stays():
     assert await answer(Letters(missing=True), 5) == b"-NAK"
     assert await answer(Letters(missing=True), 1, Verb.REJECT) == b"-NAK"

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.brokers.nats.broker import NatsBroker
+from penstock.brokers.nats.failing import Failing
 from penstock.brokers.nats.loans import Loans
 from penstock.brokers.nats.protocol.consumers import Consumer
-from penstock.config import SubscriptionConfig
+from penstock.config import DeadLetterPolicy, SubscriptionConfig
 from penstock.errors import UnavailableError
 from penstock.message import AckResponse, Delivery, Record, Settlement, Verb
 from penstock.testing import VirtualClock, settled
@@ -68,6 +69,27 @@ def test_memory_follows_the_loans_that_are_open():
     assert not held._latest and not held._records
 
 
+def given(nth, sequence=1):
+    ack_id = f"$JS.ACK.orders.billing.1.{sequence}.{nth}.1700000000000000000.0"
+    return Delivery(Record(sequence, "m", b"", {}, None, "orders", 0), ack_id, 1, 10.0)
+
+
+def test_what_was_lent_before_it_was_written_down_is_ours_for_its_time_and_once():
+    config = SubscriptionConfig(name="billing", topic="orders", ack_deadline=10)
+    held = Loans(config, unwritten_until=10.0)
+    first, second, third, written = (given(nth, nth).ack_id for nth in (1, 2, 3, 4))
+    held.begin([given(4, 4)], 1.0)
+    assert all(held.is_open(one, 2.0) for one in (first, second, third, written))
+    held.settled(Settlement(first, Verb.ACK), 2.0)
+    held.settled(Settlement(written, Verb.ACK), 2.0)
+    held.settled(Settlement(second, Verb.EXTEND, 10.0), 5.0)
+    assert not any(held.is_open(one, 6.0) for one in (first, written, given(5, 5).ack_id))
+    assert not any(held.is_open(one, 6.0) for one in ("", "x", f"{first}\n"))
+    assert [held.is_open(one, 11.0) for one in (second, third)] == [True, False]
+    held.begin([given(6, sequence=2)], 12.0)
+    assert not held.is_open(second, 12.0), "it has come again"
+
+
 class Pulling:
     """A server that confirms acks when it is told to, or never."""
 
@@ -81,6 +103,54 @@ class Pulling:
 def delivery(attempt):
     ack_id = f"$JS.ACK.orders.billing.{attempt}.1.{attempt}.1700000000000000000.0"
     return Delivery(Record(1, "m", b"", {}, None, "orders", 0), ack_id, attempt, 10.0)
+
+
+async def test_an_ack_id_of_another_subscription_is_never_sent():
+    config = SubscriptionConfig(name="billing", topic="orders")
+    broker, sent = plain_broker(Consumer("orders", "billing", config))
+    ours, others = (
+        f"$JS.ACK.orders.{name}.1.1.1.1700000000000000000.0" for name in ("billing", "x")
+    )
+    for verb in (Verb.ACK, Verb.NACK):
+        answers = await broker.settle("billing", [Settlement(i, verb) for i in (others, ours)])
+        assert answers == [AckResponse.SUCCESS] * 2
+    assert sent == [(ours.encode(), b"+ACK"), (ours.encode(), b"-NAK")]
+
+
+async def test_what_came_is_given_back_when_it_cannot_be_looked_at():
+    policy = DeadLetterPolicy(topic="dead", max_delivery_attempts=1)
+    config = SubscriptionConfig(name="billing", topic="orders", dead_letter_policy=policy)
+    consumer = Consumer("orders", "billing", config)
+    broker, _ = plain_broker(consumer)
+    given_back = []
+    broker._pulling.give_back = given_back.extend
+
+    async def count(_consumer, _sequence):
+        raise UnavailableError("lost")
+
+    broker._failing = Failing(None, None, SimpleNamespace(count=count), "penstock")
+    with pytest.raises(UnavailableError):
+        await broker._sifted(consumer, [delivery(1), delivery(2)])
+    assert given_back == [delivery(1).ack_id.encode(), delivery(2).ack_id.encode()]
+
+
+def plain_broker(consumer):
+    """One without loans, and what it tells the server."""
+    sent = []
+
+    async def known(_subscription):
+        return consumer
+
+    async def write_acks(acks):
+        sent.extend(acks)
+
+    broker = NatsBroker.__new__(NatsBroker)
+    broker._connection = SimpleNamespace(wire=SimpleNamespace(check_open=lambda: None))
+    broker._catalogue = SimpleNamespace(consumer=known)
+    broker._clock, broker._pulling = VirtualClock(), SimpleNamespace(write_acks=write_acks)
+    broker._failing = Failing(None, None, None, "penstock")
+    broker._ordered, broker._acking, broker._loans, broker._pushed = {}, {}, {}, {}
+    return broker, sent
 
 
 def exactly_once_broker():

@@ -111,3 +111,8 @@ def test_addresses_say_everything():
     assert options.inbox_prefix == "_INBOX_me"
     assert NatsOptions.of("nats://secret@a").token == "secret"  # noqa: S105
     assert "p@ss" not in repr(options)
+
+
+def test_a_header_that_is_repeated_is_one_attribute_with_all_its_values():
+    block = b"NATS/1.0\r\nA: 1\r\nB: x\r\nA: 2\r\n\r\n"
+    assert describe(block).attributes == {"A": "1, 2", "B": "x"}

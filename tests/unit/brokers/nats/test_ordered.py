@@ -36,6 +36,7 @@ class Server:
         self.answers = True
         self.given_back = []
         self.renewed = []
+        self.unpinned = []
         self.answered = None
         self.silent = None
         self.headers = b""
@@ -70,6 +71,8 @@ class Server:
                 sequence = parse_ack_subject(head.split()[1]).sequence
                 self.given_back.append(sequence)
                 self.nak(sequence, nak_delay(body.strip()))
+            elif b".UNPIN." in head:
+                self.unpinned.append(body.strip())
             elif body.startswith(b"+WPI"):
                 self.renewed.append(parse_ack_subject(head.split()[1]).sequence)
 
@@ -226,6 +229,16 @@ async def test_a_survey_that_ends_as_another_becomes_needed_is_followed_by_that(
     asyncio.get_running_loop().call_soon(server.lend, 1)
     assert await pull == [1]
     receiver.queue.close()
+
+
+async def test_whoever_leaves_lets_another_be_served_at_once():
+    server = Server(messages=3)
+    server.headers = b"NATS/1.0\r\nNats-Pin-Id: us\r\n\r\n"
+    receiver = Receiver(server, consumer=PINNED)
+    assert await receiver.pull(5) == [1]
+    assert server.unpinned == []
+    receiver.queue.close()
+    assert server.unpinned == [b'{"group":"ordered"}']
 
 
 async def test_after_a_lost_connection_keys_wait_until_it_is_known_who_has_what():

@@ -40,7 +40,10 @@ class Wire:
         return UnavailableError("lost")
 
     async def write(self, parts):
-        pass
+        self.reply_to = parts[0].split()[2]
+
+    def end(self, block):
+        self.sinks[-1](self.reply_to, b"", block, b"")
 
     def post(self, parts):
         self.posted += parts
@@ -54,11 +57,13 @@ def wire():
     return Wire()
 
 
+def pulling(wire):
+    options = SimpleNamespace(inbox_prefix="_INBOX", timeout=5.0)
+    return Pulling(SimpleNamespace(wire=wire, options=options))
+
+
 async def waiting_pull(wire):
-    connection = SimpleNamespace(
-        wire=wire, options=SimpleNamespace(inbox_prefix="_INBOX", timeout=5.0)
-    )
-    pull = asyncio.ensure_future(Pulling(connection).pull(CONSUMER, 10, 1000, 30))
+    pull = asyncio.ensure_future(pulling(wire).pull(CONSUMER, 10, 1000, 30))
     await settled()
     return pull
 
@@ -102,3 +107,32 @@ async def test_the_status_of_an_earlier_request_ends_no_later_one(wire):
     assert not pull.done()
     pull.cancel()
     await asyncio.wait({pull})
+
+
+async def test_what_was_sent_before_a_pull_ended_is_waited_for_though_the_end_comes_first(wire):
+    pull = await waiting_pull(wire)
+    wire.deliver(FIRST)
+    # Of ten that were asked for eight will not come: one of the two is on its way.
+    wire.end(b"NATS/1.0 409 Batch Completed\r\nNats-Pending-Messages: 8\r\n\r\n")
+    await settled()
+    assert not pull.done()
+    wire.deliver(SECOND)
+    assert [reply for _, reply, _, _ in await pull] == [FIRST, SECOND]
+    assert wire.posted == []
+
+
+async def test_a_pull_whose_end_says_nothing_of_what_is_on_its_way_is_over(wire):
+    pull = await waiting_pull(wire)
+    wire.deliver(FIRST)
+    wire.end(b"NATS/1.0 404 No Messages\r\n\r\n")
+    assert [reply for _, reply, _, _ in await pull] == [FIRST]
+    wire.deliver(SECOND)
+    assert wire.posted == [given_back(SECOND)]
+
+
+async def test_acks_that_nobody_is_there_to_confirm_are_no_success(wire):
+    acks = asyncio.ensure_future(pulling(wire).write_acks_and_wait([(FIRST, b"+ACK")]))
+    await settled()
+    wire.end(b"NATS/1.0 503\r\n\r\n")
+    with pytest.raises(UnavailableError, match="503"):
+        await acks

@@ -7,6 +7,7 @@ import pytest
 from penstock.brokers.nats.aio.client import Shortcut, SteadyClient, check_compatible
 from penstock.brokers.nats.aio.wire import WRITE_CHUNK, Wire
 from penstock.brokers.nats.protocol.requests import publish_operation
+from penstock.errors import UnavailableError
 
 
 def test_operations_are_complete():
@@ -31,11 +32,42 @@ def test_a_nats_py_we_do_not_know_is_refused(monkeypatch):
         check_compatible()
 
 
+class Away(SteadyClient):
+    """A connection that is being made anew, until the test says that it is there."""
+
+    is_connected = is_closed = False
+
+
+async def test_whoever_waits_for_a_connection_goes_on_with_it():
+    client = Away()
+    wire = Wire(client)
+    waiting = asyncio.ensure_future(wire.until_connected())
+    await asyncio.sleep(wire.timeout - 0.1)
+    assert not waiting.done()
+    client.is_connected = True
+    wire.found()
+    assert await waiting is None
+
+
+async def test_whoever_waits_for_a_connection_in_vain_is_told():
+    wire = Wire(Away())
+    loop = asyncio.get_running_loop()
+    for within, waited in ((None, wire.timeout), (1.0, 1.0)):
+        began = loop.time()
+        with pytest.raises(UnavailableError, match="reconnect"):
+            await wire.until_connected(within)
+        assert loop.time() - began == waited
+
+
 class Transport:
     """As much of a transport as decides who is told of what comes."""
 
-    def __init__(self, protocol):
+    def __init__(self, protocol, *, encrypted=False):
         self.protocol = protocol
+        self._encrypted = encrypted
+
+    def get_extra_info(self, name):
+        return object() if name == "sslcontext" and self._encrypted else None
 
     def get_protocol(self):
         return self.protocol
@@ -75,6 +107,16 @@ async def test_nonsense_on_the_short_way_is_told_to_the_reader():
     transport.protocol.data_received(b"x")
     with pytest.raises(ValueError, match="nonsense"):
         await reader.read(1000)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_the_end_of_an_encrypted_connection_is_not_asked_to_wait(encrypted):
+    reader = asyncio.StreamReader()
+    transport = Transport(asyncio.StreamReaderProtocol(reader), encrypted=encrypted)
+    Shortcut(reader, transport, bytes, left=0)
+    # True would keep the connection open, which asyncio warns of where it cannot be done.
+    assert transport.protocol.eof_received() is not encrypted
+    assert reader.at_eof()
 
 
 class Socket:

@@ -77,6 +77,7 @@ class Shortcut(asyncio.Protocol):
         self.left = left
         # It knows who waits to write, and who waits for the end.
         self._streams = cast("asyncio.StreamReaderProtocol", transport.get_protocol())
+        self._is_encrypted = transport.get_extra_info("sslcontext") is not None
         transport.set_protocol(self)
 
     def data_received(self, data: bytes) -> None:
@@ -90,8 +91,10 @@ class Shortcut(asyncio.Protocol):
             self.left += len(data)
             self._streams.data_received(data)
 
-    def eof_received(self) -> bool | None:
-        return self._streams.eof_received()
+    def eof_received(self) -> bool:
+        # A reader that was made before TLS began would keep the connection open, which asyncio
+        # cannot do then, and says so.
+        return bool(self._streams.eof_received()) and not self._is_encrypted
 
     def connection_lost(self, error: Exception | None) -> None:
         self._streams.connection_lost(error)
