@@ -46,7 +46,7 @@ def _jvm_of(spark: SparkSession) -> Popen[bytes] | None:
 
 def _answer_of(jvm: Popen[bytes], error: Exception) -> int | None:
     """None when it runs, so that the error is about something else."""
-    from py4j.protocol import Py4JNetworkError
+    from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
     if isinstance(error, ConnectionError | Py4JNetworkError):
         with suppress(TimeoutExpired):
