@@ -60,7 +60,7 @@ from penstock.errors import (
     UnimplementedError,
 )
 from penstock.lifetime import AsyncClosing
-from penstock.transactional.sqlite_connection import SqliteConnection
+from penstock.transactional.sqlite_connection import MemoryFile, SqliteConnection
 
 # Earlier ones may lose a commit when two processes checkpoint a write-ahead log at once.
 _WAL_IS_SAFE = sqlite3.sqlite_version_info >= (3, 51, 3)
@@ -432,14 +432,15 @@ def _engine(url: URL, busy_timeout: float, pool_size: int) -> AsyncEngine:
         event.listen(engine.sync_engine, "checkin", _used)
         return engine
     # The driver must leave BEGIN to us: it would not take the write lock.
-    arguments = {
-        "timeout": busy_timeout,
-        "isolation_level": None,
-        "async_creator_fn": partial(SqliteConnection, prepare=_prepared(_in_memory(url))),
-    }
+    arguments: dict[str, Any] = {"timeout": busy_timeout, "isolation_level": None}
+    prepare = _prepared(_in_memory(url))
     if _in_memory(url):
+        kept = MemoryFile()
+        arguments["async_creator_fn"] = partial(kept.connect, prepare=prepare)
         engine = create_async_engine(url, **common, poolclass=StaticPool, connect_args=arguments)
+        event.listen(engine.sync_engine, "engine_disposed", lambda _: kept.close())
     else:
+        arguments["async_creator_fn"] = partial(SqliteConnection, prepare=prepare)
         engine = create_async_engine(
             url, **common, pool_size=pool_size, max_overflow=0, connect_args=arguments
         )

@@ -16,6 +16,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
+from uuid import uuid4
 from weakref import WeakSet
 
 import aiosqlite
@@ -65,6 +66,21 @@ class SqliteConnection(aiosqlite.Connection):
         finally:
             self._closed.set_result(None)
         return _ENDED
+
+
+class MemoryFile:
+    """A database in memory that lives until it is closed. One of a connection's own is lost with
+    the connection, which is closed when a statement of it is cancelled."""
+
+    def __init__(self) -> None:
+        self._name = f"file:/{uuid4()}?vfs=memdb"
+        self._kept = sqlite3.connect(self._name, uri=True, check_same_thread=False)
+
+    def connect(self, _: str, **options: Any) -> SqliteConnection:
+        return SqliteConnection(self._name, **{**options, "uri": True})
+
+    def close(self) -> None:
+        self._kept.close()
 
 
 class _Connection(sqlite3.Connection):

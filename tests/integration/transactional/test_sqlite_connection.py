@@ -59,8 +59,8 @@ def can_be_locked(path):
     return True
 
 
-async def with_things(path):
-    database = await Database.open(f"sqlite:///{path}")
+async def with_things(path=None):
+    database = await Database.open("sqlite://" if path is None else f"sqlite:///{path}")
     async with database.transaction() as connection:
         await connection.execute(text("CREATE TABLE things AS SELECT 1 AS id UNION SELECT 2"))
     return database
@@ -93,6 +93,30 @@ async def test_one_that_is_cancelled_twice_ends_at_once_and_lets_go_when_its_sta
         await asyncio.wait(left)
     assert can_be_locked(path)
     await database.aclose()
+
+
+async def test_a_database_in_memory_outlives_a_statement_that_is_cancelled():
+    database, slow = await with_things(), Slow()
+    task = asyncio.create_task(slow.in_statement(database, reading=False))
+    await slow.is_called.wait()
+    task.cancel()
+    slow.may_return.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with database.transaction() as connection:
+        await connection.execute(text("INSERT INTO things VALUES (3)"))
+        assert await connection.scalar(text("SELECT count(*) FROM things")) == 3
+    await database.aclose()
+
+
+async def test_databases_in_memory_are_apart():
+    one, other = await with_things(), await with_things()
+    async with one.transaction() as connection:
+        await connection.execute(text("DELETE FROM things"))
+    async with other.transaction(reading=True) as connection:
+        assert await connection.scalar(text("SELECT count(*) FROM things")) == 2
+    await one.aclose()
+    await other.aclose()
 
 
 def test_an_event_loop_that_ends_in_the_middle_of_a_statement_leaves_no_lock(path):

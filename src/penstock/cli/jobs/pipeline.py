@@ -230,6 +230,7 @@ def _run(
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
     from penstock.spark.jobs.places import check_reach
     from penstock.spark.reasons import reason_of
+    from penstock.spark.session.ending import stopping
     from penstock.spark.session.starting import add_modules, master_of
 
     # All that can be wrong is said before Spark, which takes its time, is started.
@@ -244,23 +245,22 @@ def _run(
     spark = session(
         "penstock pipeline", how.master, remote=how.remote, config=config, log_level="ERROR"
     )
-    try:
-        add_modules(spark, modules)
-        made = SparkPipeline(spark, settings, chosen)
-        _stop_on_signals(made)
-        typer.echo(f"Running {', '.join(queries)}.")
-        if readiness is not None:
-            readiness.lacks = None
-        if once is not None:
-            made.backfill(once)
-            typer.echo("All that was there is done.")
-        else:
-            made.run()
-            typer.echo("Stopped between batches.")
-    except PySparkException as error:
-        raise FailedPreconditionError(f"Spark: {reason_of(error)}") from error
-    finally:
-        spark.stop()
+    with stopping(spark):
+        try:
+            add_modules(spark, modules)
+            made = SparkPipeline(spark, settings, chosen)
+            _stop_on_signals(made)
+            typer.echo(f"Running {', '.join(queries)}.")
+            if readiness is not None:
+                readiness.lacks = None
+            if once is not None:
+                made.backfill(once)
+                typer.echo("All that was there is done.")
+            else:
+                made.run()
+                typer.echo("Stopped between batches.")
+        except PySparkException as error:
+            raise FailedPreconditionError(f"Spark: {reason_of(error)}") from error
 
 
 def _stop_on_signals(made: SparkPipeline) -> None:
