@@ -17,7 +17,7 @@ _Due = tuple[Incoming, Job, JobRecord | None]
 _TOGETHER = 1000
 # Seconds of work that are kept together. What took longer is kept before more is begun, so that
 # whoever is killed loses no more than that of what was done.
-_MOMENT = 0.25
+_MOMENT = 0.1
 
 
 async def _nothing() -> None:
