@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, and_, case, delete, func, select, update
@@ -69,6 +69,18 @@ class DeadRow:
     reason: str
 
 
+class Holder(NamedTuple):
+    """Whose rows are from the moment they are added, by which fencing token, and for how many
+    seconds. Nobody's: any relay may have them."""
+
+    holder: str | None = None
+    of_claim: int = 0
+    lease: float = 0.0
+
+
+_NOBODY = Holder()
+
+
 class Outbox:
     """The outbox of one database. Rows are added in the caller's transaction.
 
@@ -109,7 +121,19 @@ class Outbox:
         id gets one. What the outbox already has of that topic, by message id, is left as it is;
         with `revive`, one that is dead becomes what is said now, and is published after all.
         """
-        ids, statements = _statements(connection.dialect.name, topic, drafts, after, revive)
+        return await self._add(connection, topic, drafts, after, revive)
+
+    async def _add(
+        self,
+        connection: AsyncConnection,
+        topic: str,
+        drafts: Sequence[Draft],
+        after: float = 0.0,
+        revive: bool = False,
+        holder: Holder = _NOBODY,
+    ) -> tuple[str, ...]:
+        dialect = connection.dialect.name
+        ids, statements = _statements(dialect, topic, drafts, after, revive, holder)
         for statement, values in statements:
             if isinstance(statement, ManyRows):
                 await statement.execute(connection, values)
@@ -243,14 +267,19 @@ class Outbox:
 
 
 def _statements(
-    dialect: str, topic: str, drafts: Sequence[Draft], after: float, revive: bool
+    dialect: str,
+    topic: str,
+    drafts: Sequence[Draft],
+    after: float,
+    revive: bool,
+    holder: Holder = _NOBODY,
 ) -> tuple[tuple[str, ...], Iterator[tuple[Any, Any]]]:
     """The ids of the drafts, and what adds them, with its values."""
     check_name("Topic", topic)
     check_duration("after", after, 0, LONGEST_DELAY)
     checked = [_checked(draft) for draft in drafts]
     ids = tuple(str(draft.message_id) for draft in checked)
-    common = {"of_topic": topic, "after": after}
+    common = {"of_topic": topic, "after": after, **holder._asdict()}
     revivals = [(_revival(topic, draft, after), None) for draft in checked] if revive else []
     additions = (_statement(dialect, common, portion) for portion in _portions(checked))
     return ids, chain(revivals, additions)

@@ -39,6 +39,7 @@ from penstock.message import Draft, PublishFault, Receipt
 from penstock.retrying import Failures, Outage, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
 from penstock.transactional.database import Database
+from penstock.transactional.held_outbox import HeldOutbox
 from penstock.transactional.outbox import Outbox
 from penstock.transactional.row_leases import Claim, Claimed, Claims, Outcomes
 
@@ -176,6 +177,19 @@ class Relay(AsyncClosing):
             return 0
         await self._deal_with(held)
         return len(held.claim.rows)
+
+    def held_outbox(self) -> HeldOutbox:
+        """An outbox whose rows are this relay's when they are added. Call `send_held` with it once
+        they are committed; what it does not send waits for its lease to end."""
+        return HeldOutbox(self._database, self._claims, self._paused)
+
+    async def send_held(self, outbox: HeldOutbox) -> int:
+        """Publish and settle what was added there and is committed; returns how many rows."""
+        found = await outbox.committed()
+        if found is None:
+            return 0
+        await self._deal_with(_Held(*found))
+        return len(found[0].rows)
 
     async def _run(self) -> None:
         # On SQLite one claim leads to the next in the transaction that settles it: each is synced,

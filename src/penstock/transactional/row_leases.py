@@ -42,6 +42,7 @@ from sqlalchemy.types import TypeEngine
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
 from penstock.transactional.many_rows import ManyRows
+from penstock.transactional.outbox import Holder
 from penstock.transactional.table import (
     DEAD,
     PUBLISHED,
@@ -154,6 +155,17 @@ class Claims:
         self._owner = owner
         self._lease = lease
         self._fences = count(1)
+
+    def holder(self) -> Holder:
+        """For rows that are claimed when they are added."""
+        return Holder(self._owner, next(self._fences), self._lease)
+
+    async def held(self, holder: Holder) -> Sequence[tuple[int, str, str]]:
+        """Id, topic and message id of the rows that were added for it, and committed."""
+        ours = (is_pending, c.claimed_by == holder.holder, c.fence == holder.of_claim)
+        query = select(c.id, c.topic, c.message_id).where(*ours).order_by(c.id)
+        async with self._database.transaction(reading=True) as connection:
+            return [tuple(row) for row in await connection.execute(query)]
 
     async def claim(
         self, batch: int, max_bytes: int, *, keyed_first: bool, without: Collection[str] = ()

@@ -119,14 +119,16 @@ GIVEN: Mapping[str, TypeEngine[Any]] = {
     for name in ("message_id", "ordering_key", "subject", "data", "attributes", "ttl")
 }
 _after: ColumnElement[float] = bindparam("after", type_=Double())
+_lease: ColumnElement[float] = bindparam("lease", type_=Double())
 # 0 rather than the time of now: a clock that is set back must not hold up what was to go at once.
 _FRESH = {
     "created_at": database_time(),
     "state": literal(PENDING),
     "attempts": literal(0),
     "next_attempt_at": case((_after > 0, database_time() + _after), else_=literal(0.0)),
-    "fence": literal(0),
-    "lease_until": literal(0.0),
+    "claimed_by": bindparam("holder", type_=Text()),
+    "fence": bindparam("of_claim", type_=BigInteger()),
+    "lease_until": case((_lease > 0, database_time() + _lease), else_=literal(0.0)),
 }
 _KNOWN = ["topic", "message_id"]
 

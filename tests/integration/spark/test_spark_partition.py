@@ -45,11 +45,15 @@ async def asked_for(store, *sources):
     ]
 
 
-def partition(store, handler, concurrency=4, **options):
+async def nothing():
+    pass
+
+
+def partition(store, handler, concurrency=4, send=nothing, **options):
     stage = replace(MEDIA.stages[0], handler=handler)
     settings = SETTINGS.stages.of(MEDIA.stages[0])
     processing = Processing(stage, settings, store, JobObserver(), unknown_fails=True, **options)
-    return Partition(processing, store, concurrency)
+    return Partition(processing, store, concurrency, send=send)
 
 
 async def stages(store, ids):
@@ -262,3 +266,40 @@ def test_a_stage_that_cannot_work_where_its_task_runs_fails_the_batch_and_no_job
         workplace.leave()
     (record,) = asyncio.run(kept(ids))
     assert (record.job.stage, record.attempts) == (JobStage.QUEUED, 0)
+
+
+@pytest.mark.real_time
+async def test_what_a_quick_job_says_is_sent_while_a_slow_one_is_worked_on(tmp_path):
+    async with store_in(tmp_path) as store:
+        ids, messages = await asked_for(store, "quick.wav", "slow.wav")
+        sent = asyncio.Event()
+
+        async def handler(job):
+            if job.job_id == ids[1]:
+                await sent.wait()
+            return Done(info=INFO)
+
+        async def send():
+            if JobStage.METADATA_READY in await stages(store, ids):
+                sent.set()
+
+        await partition(store, handler, send=send).run(messages)
+        assert await stages(store, ids) == [JobStage.METADATA_READY] * 2
+
+
+async def test_what_was_kept_is_sent_though_the_batch_fails(tmp_path):
+    async with store_in(tmp_path) as store:
+        sent = []
+
+        async def handler(job):
+            return Done(info=INFO)
+
+        async def send():
+            sent.append(await store.outbox.pending())
+
+        _, messages = await asked_for(store, "a.wav")
+        stranger = msgspec.structs.replace(messages[0], data=b"no job", message_id="stranger")
+        store.begin_together = None
+        with pytest.raises(TypeError):
+            await partition(store, handler, send=send).run([stranger, *messages])
+        assert sent == [3]

@@ -13,7 +13,6 @@ from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.service import JobService
 from penstock.jobs.store.job_store import ProcessingJobStore
 from penstock.jobs.telemetry import JobObserver
-from penstock.spark.jobs import task_relay
 from penstock.spark.jobs.task_relay import TaskRelay
 from penstock.transactional import Database
 
@@ -43,9 +42,10 @@ async def scene(tmp_path):
         PubSub(broker=broker) as pubsub,
         PubSubClient(pubsub, SETTINGS),
         Database(f"sqlite:///{tmp_path}/jobs.db") as database,
-        ProcessingJobStore(database, SETTINGS) as store,
     ):
-        yield broker, store, TaskRelay(pubsub, store.outbox, JobObserver())
+        relay = TaskRelay(pubsub, database, JobObserver())
+        async with ProcessingJobStore(database, SETTINGS, outbox=relay.outbox) as store:
+            yield broker, store, relay
 
 
 async def ask_for(store, count):
@@ -56,7 +56,7 @@ async def ask_for(store, count):
 async def test_all_that_a_task_committed_goes_in_one_call_for_each_topic(tmp_path):
     async with scene(tmp_path) as (broker, store, relay):
         await ask_for(store, 30)
-        await relay.send(30)
+        await relay.send()
         assert broker.published == [30, 30]
         assert await store.outbox.pending() == 0
 
@@ -65,7 +65,7 @@ async def test_what_cannot_be_sent_now_stays_for_the_driver_and_does_not_fail_th
     async with scene(tmp_path) as (broker, store, relay):
         await ask_for(store, 3)
         broker.away = True
-        await relay.send(3)
+        await relay.send()
         status = await store.outbox.status()
         assert (status.pending, status.claimed, status.dead) == (6, 0, 0)
 
@@ -77,15 +77,15 @@ async def test_a_database_in_trouble_does_not_fail_a_task_whose_work_is_committe
         async def trouble():
             raise UnavailableError("The database is away")
 
-        relay._relay.step = trouble
-        await relay.send(1)
+        relay.outbox.committed = trouble
+        await relay.send()
         assert "left to the driver's relay: The database is away" in caplog.text
 
 
-async def test_a_task_does_not_send_for_ever_what_others_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_relay, "_TOGETHER", 2)
+async def test_a_task_leaves_to_others_what_others_committed(tmp_path):
     async with scene(tmp_path) as (broker, store, relay):
-        await ask_for(store, 10)
-        await relay.send(1)
-        assert sum(broker.published) == 4
-        assert await store.outbox.pending() == 16
+        await ask_for(ProcessingJobStore(store.database, SETTINGS), 10)
+        await ask_for(store, 1)
+        await relay.send()
+        assert broker.published == [1, 1]
+        assert await store.outbox.pending() == 20

@@ -7,7 +7,7 @@ from pyspark.cloudpickle import dumps, loads
 
 from penstock.jobs import load_settings
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
-from penstock.spark.data_source import PenstockDataSource
+from penstock.spark.jobs.event_source import EventSource
 from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline
 from penstock.spark.jobs.stage_source import StageTask
 from penstock.spark.jobs.workplace import Workplace
@@ -41,7 +41,7 @@ def test_each_query_that_is_started_has_a_source_of_its_own(tmp_path):
         with pytest.raises(LoadedError):
             pipeline.start(name)
     first, projection, again = spark.registered
-    assert projection is PenstockDataSource
+    assert projection is EventSource
     # What a task is to do comes with the class, because nothing else of ours reaches it.
     assert [loads(dumps(one)).task for one in (first, again)] == [
         StageTask(workplace, "metadata")

@@ -62,9 +62,9 @@ class ProcessingJobStore:
     """Jobs of a pipeline, their texts and results, in a database. Enter it to create the tables.
 
     `settings` say which pipeline, media jobs unless given, and where its messages go. Pipelines
-    may share a database: none sees jobs of media types that are not its own. `on_commit` is called
-    after each change that said something, to wake the relay that sends it; `telling`
-    has others called as well.
+    may share a database: none sees jobs of media types that are not its own. `outbox`: takes what
+    is said, that of the database unless given. `on_commit` is called after each change that said
+    something, to wake the relay that sends it; `telling` has others called as well.
     """
 
     def __init__(
@@ -72,10 +72,11 @@ class ProcessingJobStore:
         database: Database,
         settings: JobSettings | None = None,
         *,
+        outbox: Outbox | None = None,
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
         self.database = database
-        self.outbox = Outbox(database)
+        self.outbox = outbox or Outbox(database)
         self._settings = settings or JobSettings()
         self.pipeline = self._settings.pipeline
         self._told = [on_commit]

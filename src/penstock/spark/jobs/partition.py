@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from penstock.batching import GroupCommit
 from penstock.jobs.incoming import Incoming
@@ -20,20 +20,39 @@ _TOGETHER = 1000
 _MOMENT = 0.1
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Partition:
     """Side by side, up to `concurrency`; but suspects one by one, after the others.
 
     A suspect is a job whose last attempt never ended, perhaps because it killed a worker: tried
     alone, only the guilty one is given up. Attempts are counted in one transaction before they are
-    made, and what ends within a moment is kept in one.
+    made, and what ends within a moment is kept in one. `send` is called whenever something was
+    kept: what follows from it is to be sent, and does not wait for those who take longer.
     """
 
-    def __init__(self, processing: Processing, store: ProcessingJobStore, concurrency: int) -> None:
+    def __init__(
+        self,
+        processing: Processing,
+        store: ProcessingJobStore,
+        concurrency: int,
+        *,
+        send: Callable[[], Awaitable[None]] = _nothing,
+    ) -> None:
         self._processing = processing
         self._store = store
         self._concurrency = concurrency
+        self._send = send
 
     async def run(self, messages: Sequence[Incoming]) -> None:
+        try:
+            await self._run(messages)
+        finally:
+            await self._send()
+
+    async def _run(self, messages: Sequence[Incoming]) -> None:
         jobs = [
             (message, job)
             for message in messages
@@ -51,11 +70,12 @@ class Partition:
         for message, job in jobs:
             if job.job_id in suspects:
                 await self._processing.attempt(message, job, await self._store.begin(job))
+                await self._send()
 
     async def _side_by_side(self, plain: Sequence[_Due]) -> None:
         """Several take from one iterator: a task for each of them, not for each job."""
         due = iter(plain)
-        keeping = _Keeping(self._processing)
+        keeping = _Keeping(self._processing, self._send)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self._concurrency, len(plain))):
@@ -77,8 +97,9 @@ class _Keeping:
     """Attempts that have ended, on their way into the database. Those that end while a transaction
     runs go together in the next."""
 
-    def __init__(self, processing: Processing) -> None:
+    def __init__(self, processing: Processing, send: Callable[[], Awaitable[None]]) -> None:
         self._processing = processing
+        self._send = send
         self._commits: GroupCommit[Attempted, None] = GroupCommit(self._keep, most=_TOGETHER)
         self._failure: Exception | None = None
         self._kept_at = time.monotonic()
@@ -101,4 +122,5 @@ class _Keeping:
             await self._processing.keep_together(many)
         except Exception as error:
             self._failure = self._failure or error
+        await self._send()
         return [None] * len(many)

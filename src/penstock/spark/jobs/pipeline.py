@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
@@ -33,6 +33,7 @@ from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings
 from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.jobs.driver_relay import DriverRelay
+from penstock.spark.jobs.event_source import EventSource
 from penstock.spark.jobs.kept_query import KeptQuery, look_at_all
 from penstock.spark.jobs.lag import Lags, SpoolLags, TopicLags, Watching
 from penstock.spark.jobs.places import absolute, absolute_place, check_reach, prepare_database
@@ -41,6 +42,7 @@ from penstock.spark.jobs.projection import Project
 from penstock.spark.jobs.queues import make_queues
 from penstock.spark.jobs.stage_source import StageTask, stage_source
 from penstock.spark.jobs.workplace import Workplace
+from penstock.spark.options import SourceOptions
 from penstock.spark.session.starting import activate, renew_source
 
 if TYPE_CHECKING:
@@ -265,27 +267,31 @@ class SparkPipeline:
         source = stage_source(StageTask(self._placed(), name))
         renew_source(self._spark, source)
         if self._has_log:
-            jobs = self._read(
-                source,
+            reading = self._log_options(
                 topics=",".join(self._settings.topics.work),
                 maxRecordsPerPartition=str(self._options.partition),
                 **part.options(settings.filter),
             )
+            jobs = self._spark.readStream.format(source.name()).options(**reading).load()
         else:
             queues = (self._read_queue(source, queue) for queue in self._queues(name))
             jobs = reduce(lambda one, other: one.union(other), queues)
         return jobs.writeStream.format("noop")
 
     def _projection(self, part: Part) -> DataStreamWriter:
-        topic, source = self._settings.topics.events, PenstockDataSource
-        renew_source(self._spark, source)
+        topic = self._settings.topics.events
+        log: SourceOptions | None = None
         if self._has_log:
-            events = self._read(source, topics=topic, **part.options())
+            renew_source(self._spark, EventSource)
+            reading = self._log_options(topics=topic, **part.options())
+            events = self._spark.readStream.format(EventSource.name()).options(**reading).load()
+            log = SourceOptions.of(reading)
         else:
+            renew_source(self._spark, PenstockDataSource)
             [queue] = self._queues(PROJECTION)
-            events = self._read_queue(source, queue)
+            events = self._read_queue(PenstockDataSource, queue)
         history = self._options.history if part.is_all else None
-        project = Project(self._placed(), self._settings.url, topic, history)
+        project = Project(self._placed(), self._settings.url, topic, history, log)
         return events.writeStream.foreachBatch(project)
 
     def _placed(self) -> Workplace:
@@ -293,14 +299,9 @@ class SparkPipeline:
             raise FailedPreconditionError("A query of a pipeline is started by run() or backfill()")
         return self._workplace
 
-    def _read(self, source: type[DataSource], **options: Any) -> DataFrame:
-        return (
-            self._spark.readStream.format(source.name())
-            .option("url", self._settings.url)
-            .option("maxOffsetsPerTrigger", str(self._options.batch))
-            .options(**options)
-            .load()
-        )
+    def _log_options(self, **more: str) -> dict[str, str]:
+        most = str(self._options.batch)
+        return {"url": self._settings.url, "maxOffsetsPerTrigger": most, **more}
 
     def _queues(self, name: str) -> Sequence[str]:
         """The subscriptions that a query reads where there is no log."""

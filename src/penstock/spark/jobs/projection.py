@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import repeat
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
+
+from penstock.columns import Columns
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.spark.jobs.columns import attributes_of
 from penstock.spark.jobs.history import History, Told
 from penstock.spark.jobs.progress import count_ended, say_repeated
 from penstock.spark.jobs.workplace import Workplace
+from penstock.spark.options import SourceOptions
 from penstock.spark.ranges import open_patiently
+from penstock.spark.source.reader import LogRange, read_columns
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 _log = logging.getLogger("penstock.spark")
 _COLUMNS = ("sequence", "publish_time", "attributes", "data")
 _PATIENCE = 60.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NONE: Mapping[str, str] = {}
+_Message = tuple[int, datetime, bytes, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -29,21 +38,30 @@ class Project:
     """What is done with each micro-batch of events. Doing it again changes nothing.
 
     Events are small, and what they change is one database and one table: a batch is read once, and
-    dealt with where the driver is, in the order of the topic.
+    dealt with where the driver is, in the order of the topic. `log`: how to read the topic, of
+    which a batch has the sequences; without it a batch has the messages.
     """
 
     workplace: Workplace
     url: str
     topic: str
     history: str | None = None
+    log: SourceOptions | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        rows = batch.select(*_COLUMNS).toArrow().sort_by("sequence")
-        events = list(self._events(rows))
-        if len(events) < rows.num_rows:
+        found = self._brought(batch) if self.log is None else self._read(self.log, batch)
+        decode_event = pipeline_of(self.workplace.pipeline).codec.decode_event
+        events: list[Told] = []
+        strange = 0
+        for sequence, at, data, attributes in found:
+            try:
+                events.append(Told(sequence, at, decode_event(data, attributes)))
+            except InvalidMessageError:
+                strange += 1
+        if strange:
             _log.warning(
                 "%d messages of batch %d of topic %r are no events and were skipped",
-                *(rows.num_rows - len(events), batch_id, self.topic),
+                *(strange, batch_id, self.topic),
             )
         if not events:
             return
@@ -53,17 +71,23 @@ class Project:
             history = History(self.history, pipeline_of(self.workplace.pipeline))
             say_repeated(PROJECTION, len(events) - history.append(self._source(), events))
 
-    def _events(self, rows: pa.Table) -> Iterator[Told]:
-        decode_event = pipeline_of(self.workplace.pipeline).codec.decode_event
+    def _brought(self, batch: DataFrame) -> Iterator[_Message]:
+        rows = batch.select(*_COLUMNS).toArrow().sort_by("sequence")
         sequences, published, data = (
             rows.column(name).to_pylist() for name in ("sequence", "publish_time", "data")
         )
-        attributes = attributes_of(rows.column("attributes"))
-        for sequence, at, said, given in zip(sequences, published, data, attributes, strict=True):
-            try:
-                yield Told(sequence, at, decode_event(said, given))
-            except InvalidMessageError:
-                continue
+        return zip(
+            sequences, published, data, attributes_of(rows.column("attributes")), strict=True
+        )
+
+    def _read(self, log: SourceOptions, batch: DataFrame) -> Iterator[_Message]:
+        """All between the first and the last, which are the ends of the batch."""
+        wanted = batch.toArrow().column("sequence")
+        if not len(wanted):
+            return
+        first, last = pc.min_max(wanted).as_py().values()
+        for columns in read_columns(log, LogRange(self.topic, first, last)):
+            yield from _messages(columns)
 
     def _source(self) -> str:
         """The topic; one that was deleted and made again counts anew, and is another."""
@@ -72,3 +96,9 @@ class Project:
             return f"{self.topic}@{log.extent(self.topic).identity}"
         finally:
             log.close()
+
+
+def _messages(columns: Columns) -> Iterator[_Message]:
+    moments = (_EPOCH + timedelta(microseconds=us) for us in columns.published_us)
+    attributes = map(columns.attributes.get, range(len(columns)), repeat(_NONE))
+    return zip(columns.sequences, moments, columns.data, attributes, strict=True)

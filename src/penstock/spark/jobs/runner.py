@@ -68,21 +68,23 @@ class Runner:
         check_file(self._settings)
         database = await self._stack.enter_async_context(Database(self._settings.database))
         await check_identity(database, identity)
-        store = ProcessingJobStore(database, self._settings)
-        self._stack.push_async_exit(store)
         # Connects when there is something to send: the driver's, for the projection, never does.
         pubsub = PubSub(self._settings.url)
         self._stack.push_async_callback(pubsub.aclose)
-        views = SqlJobViews(database, pipeline=self._settings.pipeline)
-        return store, views, TaskRelay(pubsub, store.outbox, _OBSERVER)
+        relay = TaskRelay(pubsub, database, _OBSERVER)
+        store = ProcessingJobStore(database, self._settings, outbox=relay.outbox)
+        self._stack.push_async_exit(store)
+        return store, SqlJobViews(database, pipeline=self._settings.pipeline), relay
 
     async def _run(self, name: str, messages: Sequence[Incoming]) -> None:
         stage = self._settings.pipeline.stage(name)
         settings = self._settings.stages.of(stage)
         if name not in self._stages:
             self._stages[name] = await self._ready(stage, settings)
-        await Partition(self._stages[name], self._store, settings.concurrency).run(messages)
-        await self._relay.send(len(messages))
+        partition = Partition(
+            self._stages[name], self._store, settings.concurrency, send=self._relay.send
+        )
+        await partition.run(messages)
 
     async def _ready(self, stage: Stage, settings: StageSettings) -> Processing:
         """A stage that can work here; else the batch fails, and its messages wait."""

@@ -8,38 +8,33 @@ from penstock.client import PubSub
 from penstock.errors import PenstockError
 from penstock.jobs.telemetry import JobObserver, subject_of
 from penstock.message import Draft
-from penstock.transactional import Outbox, Relay
+from penstock.transactional import Database, Relay
 
 _log = logging.getLogger("penstock.jobs")
-_TOGETHER = 2000
-# Seconds that rows wait when their task was killed while it sent them; then the driver's relay has
-# them.
+# Seconds that rows wait when their task was killed before it had sent them; then the driver's relay
+# has them.
 _LEASE = 10.0
 
 
 class TaskRelay:
-    """Sends what is in the outbox, when a task has committed something.
+    """Sends what is added to its `outbox`, once it is committed. What others commit is theirs.
 
-    What cannot be sent now stays there, for the driver's relay: the task's work is done. Closing
-    `pubsub` is its owner's.
+    What cannot be sent now stays in the database, for the driver's relay: the task's work is done.
+    Closing `pubsub` is its owner's.
     """
 
-    def __init__(self, pubsub: PubSub, outbox: Outbox, observer: JobObserver) -> None:
+    def __init__(self, pubsub: PubSub, database: Database, observer: JobObserver) -> None:
         def observe(topic: str, draft: Draft, seconds: float, error: PenstockError | None) -> None:
             # One line a message is for those who look for something.
             if error is not None or _log.isEnabledFor(logging.DEBUG):
                 observer.published(subject_of(draft.attributes, 1), topic, seconds, error)
 
-        self._relay = Relay(
-            outbox.database, pubsub, outbox=outbox, batch=_TOGETHER, lease=_LEASE, observe=observe
-        )
+        self._relay = Relay(database, pubsub, lease=_LEASE, observe=observe)
+        self.outbox = self._relay.held_outbox()
 
-    async def send(self, messages: int) -> None:
-        """Send until nothing is left, or about as many as a task with so many messages adds: what
-        others committed meanwhile is for them."""
-        sent = 0
+    async def send(self) -> None:
+        """Send what was committed since it was last called. One call at a time."""
         try:
-            while sent <= 2 * messages and (claimed := await self._relay.step()):
-                sent += claimed
+            await self._relay.send_held(self.outbox)
         except PenstockError as error:
             _log.warning("What a task committed is left to the driver's relay: %s", error)

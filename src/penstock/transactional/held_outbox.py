@@ -1,0 +1,70 @@
+"""Messages that are sent by whoever committed them.
+
+add, claimed (the caller's transaction) → look which are there → publish → settle
+
+Their rows are a relay's own from the beginning, and the messages are in its hands, so nobody has
+to claim them and read them back. Only what a look finds in the database is sent: what was not
+committed is not there, whatever the caller was told. A crash anywhere leaves the rows claimed until
+the lease ends, as after any other claim, and then they are everybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.message import Draft
+from penstock.transactional.database import Database
+from penstock.transactional.outbox import Holder, Outbox
+from penstock.transactional.row_leases import Claim, Claimed, Claims
+
+
+class HeldOutbox(Outbox):
+    """An outbox of one relay. `paused` names the topics that the relay leaves alone: their
+    messages are added for whoever can send them, and so are those that are to go later, have a key
+    or no id."""
+
+    def __init__(
+        self, database: Database, claims: Claims, paused: Callable[[], Collection[str]]
+    ) -> None:
+        super().__init__(database)
+        self._claims = claims
+        self._paused = paused
+        self._holder: Holder = claims.holder()
+        self._added: dict[tuple[str, str], tuple[float, Draft]] = {}
+
+    async def add(
+        self,
+        connection: AsyncConnection,
+        topic: str,
+        drafts: Sequence[Draft],
+        *,
+        after: float = 0.0,
+        revive: bool = False,
+    ) -> tuple[str, ...]:
+        is_plain = all(draft.message_id and not draft.ordering_key for draft in drafts)
+        if after or revive or not is_plain or topic in self._paused():
+            return await super().add(connection, topic, drafts, after=after, revive=revive)
+        began = asyncio.get_running_loop().time()
+        ids = await self._add(connection, topic, drafts, holder=self._holder)
+        for message_id, draft in zip(ids, drafts, strict=True):
+            self._added[topic, message_id] = (began, draft)
+        return ids
+
+    async def committed(self) -> tuple[Claim, float] | None:
+        """What was added and is in the database, and when the first of it was added; None when
+        there is nothing. It is no longer in hand here, whatever becomes of it. What is not there
+        may still be committed; when its lease is over it is no longer ours."""
+        if not self._added:
+            return None
+        rows: list[Claimed] = []
+        began = now = asyncio.get_running_loop().time()
+        for row, topic, message_id in await self._claims.held(self._holder):
+            if (added := self._added.pop((topic, message_id), None)) is not None:
+                began = min(began, added[0])
+                rows.append(Claimed(row, topic, 0, added[1]))
+        oldest = now - self._holder.lease
+        self._added = {key: one for key, one in self._added.items() if one[0] > oldest}
+        return (Claim(self._holder.of_claim, False, rows), began) if rows else None

@@ -1,0 +1,166 @@
+"""Messages that are sent by whoever committed them: no claim, and as exact as with one."""
+
+import asyncio
+
+import pytest
+from sqlalchemy import select
+
+from penstock.brokers.memory import MemoryBroker
+from penstock.clock import Clock
+from penstock.errors import UnavailableError
+from penstock.message import Draft
+from penstock.transactional.table import table
+from tests.support.outbox_scenes import drafts, ids, outbox_on
+from tests.support.statements import statements_of
+
+pytestmark = pytest.mark.real_time
+
+
+async def add(scene, outbox, *messages, **options):
+    async with scene.database.transaction() as connection:
+        return await outbox.add(connection, "orders", messages, **options)
+
+
+async def test_what_was_committed_is_sent_without_a_claim_and_settled(url):
+    async with outbox_on(url) as scene:
+        relay = scene.relay()
+        outbox = relay.held_outbox()
+        await add(scene, outbox, *drafts(3))
+        status = await outbox.status()
+        assert (status.pending, status.claimed) == (3, 3)
+        # Nobody else takes them meanwhile.
+        assert await scene.relay().step() == 0
+        with statements_of(scene.database) as told:
+            assert await relay.send_held(outbox) == 3
+        assert [one.split()[0] for one in told if "penstock_outbox" in one] == ["SELECT", "UPDATE"]
+        assert ids(await scene.stored()) == ["m-0", "m-1", "m-2"]
+        assert await outbox.pending() == 0
+        assert await relay.send_held(outbox) == 0
+        async with scene.database.transaction(reading=True) as connection:
+            rows = await connection.execute(select(table.c.sequence, table.c.attempts))
+        assert sorted(tuple(row) for row in rows) == [(1, 1), (2, 1), (3, 1)]
+
+
+async def test_what_was_rolled_back_is_not_sent(url):
+    async with outbox_on(url) as scene:
+        relay = scene.relay()
+        outbox = relay.held_outbox()
+        with pytest.raises(ZeroDivisionError):
+            async with scene.database.transaction() as connection:
+                await outbox.add(connection, "orders", drafts(3))
+                raise ZeroDivisionError
+        await add(scene, outbox, *drafts(1, start=7))
+        assert await relay.send_held(outbox) == 1
+        assert ids(await scene.stored()) == ["m-7"]
+
+
+async def test_what_is_committed_while_others_are_sent_is_sent_the_next_time(url):
+    async with outbox_on(url) as scene:
+        relay = scene.relay()
+        outbox = relay.held_outbox()
+        await add(scene, outbox, *drafts(1))
+        if scene.database.dialect == "sqlite":
+            # One transaction at a time: nothing can be open meanwhile.
+            await relay.send_held(outbox)
+            await add(scene, outbox, *drafts(1, start=1))
+        else:
+            async with scene.database.transaction() as connection:
+                await outbox.add(connection, "orders", drafts(1, start=1))
+                assert await relay.send_held(outbox) == 1
+        assert await relay.send_held(outbox) == 1
+        assert ids(await scene.stored()) == ["m-0", "m-1"]
+
+
+async def test_what_a_process_did_not_send_before_it_died_is_everybodys_when_its_lease_ends(url):
+    async with outbox_on(url) as scene:
+        await add(scene, scene.relay().held_outbox(), *drafts(3))
+        other = scene.relay()
+        assert await other.step() == 0
+        await scene.time_passes()
+        assert await other.step() == 3
+        assert ids(await scene.stored()) == ["m-0", "m-1", "m-2"]
+
+
+async def test_a_process_that_died_before_it_settled_leaves_what_is_stored_once(url):
+    async with outbox_on(url) as scene:
+        relay = scene.relay()
+        outbox = relay.held_outbox()
+        await add(scene, outbox, *drafts(3))
+
+        async def die(*_, **__):
+            raise UnavailableError("killed")
+
+        relay._settle = die
+        with pytest.raises(UnavailableError):
+            await relay.send_held(outbox)
+        assert await outbox.pending() == 3
+        await scene.time_passes()
+        assert await scene.relay().step() == 3
+        assert ids(await scene.stored()) == ["m-0", "m-1", "m-2"]
+        assert await outbox.pending() == 0
+
+
+async def test_a_process_that_slept_longer_than_its_lease_sends_nothing_that_others_have(url):
+    async with outbox_on(url) as scene:
+        relay = scene.relay()
+        outbox = relay.held_outbox()
+        await add(scene, outbox, *drafts(3))
+        await scene.time_passes()
+        assert await scene.relay().step() == 3
+        assert await relay.send_held(outbox) == 0
+        assert ids(await scene.stored()) == ["m-0", "m-1", "m-2"]
+
+
+async def test_a_message_that_the_outbox_has_already_is_not_sent_once_more(url):
+    async with outbox_on(url) as scene:
+        await scene.add(*drafts(1))
+        relay = scene.relay()
+        outbox = relay.held_outbox()
+        await add(scene, outbox, *drafts(2))
+        assert await relay.send_held(outbox) == 1
+        assert ids(await scene.stored()) == ["m-1"]
+        assert await relay.step() == 1
+
+
+async def test_what_is_to_go_later_has_a_key_or_no_id_is_left_to_those_who_claim(url):
+    async with outbox_on(url) as scene:
+        relay = scene.relay()
+        outbox = relay.held_outbox()
+        await add(scene, outbox, *drafts(1), after=60.0)
+        await add(scene, outbox, *drafts(1, "key"))
+        await add(scene, outbox, Draft.of(b"no id"))
+        status = await outbox.status()
+        assert (status.pending, status.waiting, status.claimed) == (3, 1, 0)
+        assert await relay.send_held(outbox) == 0
+
+
+class Away(MemoryBroker):
+    async def publish(self, topic, drafts):
+        raise UnavailableError("The broker is away")
+
+
+async def test_while_a_topic_is_out_of_reach_its_messages_are_for_whoever_reaches_it(url):
+    async with outbox_on(url, Away(Clock())) as scene:
+        relay = scene.relay()
+        outbox = relay.held_outbox()
+        await add(scene, outbox, *drafts(1))
+        assert await relay.send_held(outbox) == 1
+        assert (await outbox.status()).claimed == 0
+        relay._pauses["orders"].until = asyncio.get_running_loop().time() + 60
+        await add(scene, outbox, *drafts(1, start=1))
+        assert (await outbox.status()).claimed == 0
+        assert await relay.send_held(outbox) == 0
+
+
+async def test_what_never_was_committed_is_forgotten_when_its_lease_is_over(url):
+    async with outbox_on(url) as scene:
+        relay = scene.relay(lease=0.001)
+        outbox = relay.held_outbox()
+        with pytest.raises(ZeroDivisionError):
+            async with scene.database.transaction() as connection:
+                await outbox.add(connection, "orders", drafts(3))
+                raise ZeroDivisionError
+        assert len(outbox._added) == 3
+        await asyncio.sleep(0.01)
+        assert await relay.send_held(outbox) == 0
+        assert not outbox._added

@@ -1,0 +1,79 @@
+"""What the projection does with a batch, without Spark around it."""
+
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import DataLossError
+from penstock.jobs import MEDIA
+from penstock.jobs.pipeline.media import MEDIA_REFERENCE
+from penstock.message import Draft
+from penstock.spark.jobs.event_source import EventSource
+from penstock.spark.jobs.projection import Project
+from penstock.spark.options import SourceOptions
+from penstock.spark.source.reader import LogRange
+from tests.support.job_samples import EVENTS
+from tests.support.range_logs import FakeRangeLog
+
+TOPIC = "projection-test"
+OPTIONS = {"url": "nats://nowhere", "topics": TOPIC}
+
+
+class Place:
+    """A workplace whose read model is a list."""
+
+    pipeline = MEDIA_REFERENCE
+
+    def __init__(self):
+        self.applied = []
+
+    def runner(self):
+        return SimpleNamespace(apply=self.applied.append)
+
+
+@pytest.fixture
+def log(monkeypatch):
+    made = FakeRangeLog()
+    monkeypatch.setattr("penstock.spark.source.reader.open_patiently", lambda *_, **__: made)
+    topic = made.fill(TOPIC, 0)
+    for event in EVENTS.values():
+        topic.add(MEDIA.codec.encode_event(event))
+    topic.add(Draft(b"no event"))
+    return made
+
+
+def batch_of(first, last):
+    """As Spark brings it: what the reader gave for the partitions, in any order."""
+    reader = EventSource(OPTIONS).streamReader(None)
+    middle = (first + last) // 2
+    parts = [LogRange(TOPIC, middle + 1, last), LogRange(TOPIC, first, middle)]
+    rows = [batch for part in parts for batch in reader.read(part)]
+    return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(rows))
+
+
+def test_the_driver_reads_what_a_batch_names_once_and_in_order(log, caplog):
+    place = Place()
+    count = len(EVENTS) + 1
+    project = Project(place, "nats://nowhere", TOPIC, log=SourceOptions.of(OPTIONS))
+    project(batch_of(1, count), 0)
+    assert place.applied == [list(EVENTS.values())]
+    assert log.calls == ["read 1"]
+    assert "1 messages of batch 0" in caplog.text
+    project(batch_of(2, 3), 1)
+    assert place.applied[1:] == [list(EVENTS.values())[1:3]]
+
+
+def test_a_batch_whose_events_are_gone_fails(log):
+    project = Project(Place(), "nats://nowhere", TOPIC, log=SourceOptions.of(OPTIONS))
+    log.purge(TOPIC, 3)
+    with pytest.raises(DataLossError):
+        project(batch_of(1, 4), 0)
+
+
+def test_a_batch_of_nothing_is_nothing_to_do(log):
+    place = Place()
+    project = Project(place, "nats://nowhere", TOPIC, log=SourceOptions.of(OPTIONS))
+    empty = pa.table({"sequence": pa.array([], pa.int64())})
+    project(SimpleNamespace(toArrow=lambda: empty), 0)
+    assert (place.applied, log.calls) == ([], [])
