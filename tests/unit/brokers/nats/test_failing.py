@@ -67,7 +67,7 @@ async def test_what_comes_after_its_last_attempt_is_moved_instead_of_handed_over
     ack_id = f"$JS.ACK.orders.billing.{delivered}.1.{delivered}.1700000000000000000.0"
     came = Delivery(Record(1, "m", b"x", {}, None, "orders", 0), ack_id, delivered, 10.0)
     failing = Failing(letters, SimpleNamespace(write_acks=write_acks), letters, "penstock")
-    kept = await failing.without_spent(CONSUMER, [came])
+    kept, _ = await failing.without_spent(CONSUMER, [came])
     assert [one.delivery_attempt for one in kept] == ([] if shown is None else [shown])
     assert told == ([b"+ACK"] if shown is None else [])
     assert len(letters.drafts) == len(told)

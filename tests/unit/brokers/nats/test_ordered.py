@@ -60,8 +60,15 @@ class Server:
             assert head.split()[1].decode() == NEXT
             self.requests += 1
             self.reply = head.split()[2]
-            self.waiting.append(msgspec.json.decode(body.strip())["batch"])
+            request = msgspec.json.decode(body.strip())
+            self.waiting.append(request["batch"])
+            loop = asyncio.get_running_loop()
+            loop.call_later(request["expires"] / 1e9, self.expire, self.requests)
         self.serve()
+
+    def expire(self, request):
+        if self.answers and self.waiting and request == self.requests:
+            self.refuse(b"408 Request Timeout")
 
     def post(self, parts):
         """What is given back or renewed, nobody waits for it."""
@@ -316,6 +323,7 @@ async def test_what_another_was_done_with_meanwhile_holds_up_nobody():
 
 async def test_what_was_under_way_for_longer_than_it_is_lent_is_not_handed_over():
     server = Server(messages=0)
+    server.answers = False  # Nothing comes through, not even that the request has ended.
     receiver = Receiver(server)
     pull = asyncio.ensure_future(receiver.pull(600))
     await asyncio.sleep(CONFIG.ack_deadline + 1)
