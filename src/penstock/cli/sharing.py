@@ -14,17 +14,17 @@ def with_options(
     options: Callable[..., AbstractContextManager[Any]],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command the parameters of `options` in place of its own first one, which is what
-    `options` makes of them, entered."""
+    `options` makes of them, entered. Of several such decorators the lowest makes the first."""
     parameters = _parameters(options)
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
         own = _parameters(command, skip=1)
 
         @wraps(command)
-        def run(**given: Any) -> None:
+        def run(*outer: Any, **given: Any) -> None:
             mine = {parameter.name: given.pop(parameter.name) for parameter in parameters}
             with options(**mine) as made:
-                command(made, **given)
+                command(made, *outer, **given)
 
         every = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *parameters)]
         run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]

@@ -206,7 +206,7 @@ def test_a_model_that_fails_is_tried_again_later():
 
 @pytest.mark.parametrize("language", ["de", "klingon"])
 def test_a_language_the_model_does_not_know_is_a_configuration_error(language):
-    with pytest.raises(MediaError, match="configuration"):
+    with pytest.raises(MediaError, match=r"configuration.*media\.model"):
         Transcriber(language=language).load()
 
 

@@ -5,7 +5,8 @@ from dataclasses import fields
 import pytest
 
 import penstock.spark
-from penstock.cli.jobs.pipeline import _run, _Spark
+from penstock.cli.jobs.pipeline import _run
+from penstock.cli.jobs.spark_options import SparkOptions
 from penstock.errors import UnavailableError
 from penstock.jobs import load_settings
 
@@ -27,7 +28,7 @@ def started_with(monkeypatch, tmp_path):
         settings = load_settings(
             environ={}, url=f"local://{tmp_path}/broker", database=f"sqlite:///{tmp_path}/jobs.db"
         )
-        spark = _Spark(**dict.fromkeys(one.name for one in fields(_Spark)) | how)
+        spark = SparkOptions(**dict.fromkeys(one.name for one in fields(SparkOptions)) | how)
         with pytest.raises(UnavailableError, match="all we want"):
             _run(settings, spark, {"checkpoints": str(tmp_path)}, once=None)
         return asked

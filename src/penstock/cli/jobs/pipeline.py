@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,8 +19,9 @@ from penstock.cli.jobs.options import (
 )
 from penstock.cli.jobs.process import log_to_terminal
 from penstock.cli.jobs.shipping import manifests, ship
+from penstock.cli.jobs.spark_options import Master, Remote, SparkOptions, with_spark
 from penstock.cli.jobs.used_settings import say_used
-from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
@@ -32,71 +31,33 @@ pipeline = typer.Typer(help="The stages of the jobs, on Spark.", no_args_is_help
 pipeline.command()(ship)
 pipeline.command()(manifests)
 
-Master = Annotated[
-    str | None, typer.Option(help="Spark's master: local[*], local-cluster[…], spark://HOST:PORT.")
-]
-Remote = Annotated[str | None, typer.Option(help="A Spark Connect server: sc://HOST:PORT.")]
-Stages = Annotated[
-    str | None,
-    typer.Option(help="Which, with commas between; all, and the projection, unless given."),
-]
-Checkpoints = Annotated[
-    str, typer.Option(help="Where Spark keeps how far it is; all machines must see it.")
-]
-History = Annotated[
-    str | None, typer.Option(help="Where the projection keeps events, as a Delta table.")
-]
-Conf = Annotated[
-    list[str] | None, typer.Option("--conf", help="A setting of Spark, as key=value; repeatable.")
-]
-Files = Annotated[
-    list[Path] | None,
-    typer.Option("--py-files", help="Modules for the tasks: .py, .zip or .whl; repeatable."),
-]
-Environment = Annotated[
-    Path | None,
-    typer.Option(help="All that tasks need beside Spark: what `penstock pipeline ship` made."),
-]
 Since = Annotated[str | None, typer.Option(help="Only what is not older: 2026-01-31T12:00, or 2h.")]
 Trigger = Annotated[float, typer.Option(min=0, help="Seconds between batches.")]
 
 
 @pipeline.command()
 @with_settings
+@with_spark
 def run(
+    how: SparkOptions,
     common: SettingsOptions,
-    master: Master = None,
-    remote: Remote = None,
-    stages: Stages = None,
-    checkpoints: Checkpoints = "penstock-checkpoints",
-    history: History = None,
     trigger: Trigger = 0.5,
-    conf: Conf = None,
-    py_files: Files = None,
-    environment: Environment = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
 ) -> None:
     """Run until interrupted: SIGTERM and Ctrl-C let the batches that run come to their end."""
-    options = _options(common, checkpoints, history, stages) | {"trigger": trigger}
+    options = how.of_pipeline(common.pipeline) | {"trigger": trigger}
     log_to_terminal(as_json=common.log_json)
-    how = _Spark(master, remote, conf, py_files, environment)
     with serving_metrics_beside(metrics_host, metrics_port) as readiness:
         _run(common.load(), how, options, once=None, readiness=readiness)
 
 
 @pipeline.command()
 @with_settings
+@with_spark
 def backfill(
+    how: SparkOptions,
     common: SettingsOptions,
-    master: Master = None,
-    remote: Remote = None,
-    stages: Stages = None,
-    checkpoints: Checkpoints = "penstock-checkpoints",
-    history: History = None,
-    conf: Conf = None,
-    py_files: Files = None,
-    environment: Environment = None,
     since: Since = None,
     job: Annotated[
         list[str] | None, typer.Option(help="Only what is about this job; repeatable.")
@@ -106,9 +67,8 @@ def backfill(
     from penstock.spark.jobs.pipeline import Part
 
     part = Part(since=moment(since), jobs=job or ())
-    options = _options(common, checkpoints, history, stages)
     log_to_terminal(as_json=common.log_json)
-    _run(common.load(), _Spark(master, remote, conf, py_files, environment), options, once=part)
+    _run(common.load(), how, how.of_pipeline(common.pipeline), once=part)
 
 
 @pipeline.command()
@@ -175,49 +135,9 @@ def compact(
     typer.echo(f"{history}: {done.before} files before, {done.after} now.")
 
 
-def _options(
-    common: SettingsOptions, checkpoints: str, history: str | None, stages: str | None
-) -> dict[str, Any]:
-    given: dict[str, Any] = {"checkpoints": checkpoints, "history": history}
-    given["pipeline"] = common.pipeline
-    if stages is not None:
-        names = tuple(name.strip() for name in stages.split(",") if name.strip())
-        given["stages"] = names
-    return given
-
-
-@dataclass(frozen=True)
-class _Spark:
-    """How Spark is started."""
-
-    master: str | None
-    remote: str | None
-    conf: list[str] | None
-    files: list[Path] | None
-    environment: Path | None
-
-    def config(self) -> dict[str, str]:
-        from penstock.spark.session.shipping import shipped
-
-        pairs = [text.partition("=") for text in self.conf or ()]
-        for name, separator, _ in pairs:
-            if not separator or not name.startswith("spark."):
-                raise InvalidArgumentError(
-                    f"--conf takes a setting of Spark, as spark.executor.memory=2g, not {name!r}"
-                )
-        given = {name: value for name, _, value in pairs}
-        return given if self.environment is None else shipped(self.environment) | given
-
-    def modules(self) -> list[str]:
-        for file in self.files or ():
-            if not file.is_file():
-                raise InvalidArgumentError(f"--py-files: there is no file {str(file)!r}")
-        return [str(file.absolute()) for file in self.files or ()]
-
-
 def _run(
     settings: JobSettings,
-    how: _Spark,
+    how: SparkOptions,
     options: dict[str, Any],
     *,
     once: Part | None,

@@ -202,7 +202,10 @@ class Transcriber:
 
     def _check_language(self, known: Iterable[str]) -> None:
         if self.language not in (None, *known):
-            text = f"{self.model} does not know the language {self.language!r}"
+            text = (
+                f"{self.model} does not know the language {self.language!r}; name the folder of "
+                "weights that do (media.model), or leave the language out"
+            )
             raise MediaError("configuration", text)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from penstock.broker import RangeLog
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UnavailableError
+from penstock.retrying import Outage
 from penstock.spark.behind import offsets_of
 from penstock.spark.jobs.progress import is_counted, reached, say_behind, say_spool
 
@@ -82,7 +83,9 @@ class TopicLags:
         self._log = log
         self._topics = topics
         self._checkpoints = None if "://" in checkpoints else Path(checkpoints)
-        self._is_known = True
+        self._outages = {
+            name: Outage(_log, f"How far query {name} is behind is not known") for name in topics
+        }
 
     def look(self) -> None:
         for name, topics in self._topics.items():
@@ -97,11 +100,10 @@ class TopicLags:
             read = reached(name) or self._committed(name)
             found = UNKNOWN if read is None else lag_of(self._log, topics, read, time.time())
         except (PenstockError, OSError, ValueError) as error:
-            if self._is_known:
-                _log.warning("How far query %s is behind is not known: %s", name, error)
-            self._is_known = False
+            told = error if isinstance(error, PenstockError) else UnavailableError(str(error))
+            self._outages[name].met(told)
             return UNKNOWN
-        self._is_known = True
+        self._outages[name].over()
         return found
 
     def _committed(self, name: str) -> dict[str, int] | None:
