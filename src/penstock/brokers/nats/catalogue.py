@@ -156,6 +156,7 @@ class Catalogue:
         """It is gone, or what was lent of it is nobody's any more."""
         for asked in [a for a, known in self._consumers.items() if known.key == consumer.key]:
             del self._consumers[asked]
+            self._looked.pop(asked, None)
         self.on_forget(consumer)
 
     def remember(self, info: dict[str, Any]) -> None:
