@@ -360,6 +360,8 @@ class NatsBroker:
             for sequence in sequences:
                 if confirmed.get(sequence) is done:
                     del confirmed[sequence]
+            if not confirmed:
+                self._acking.pop(consumer.key, None)
 
     async def _filtered(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
         """JetStream knows no attributes: what does not match is acked here."""

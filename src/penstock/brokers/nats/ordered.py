@@ -115,7 +115,7 @@ class OrderedQueue:
         self._idle: asyncio.TimerHandle | None = None
         self._renewing: asyncio.TimerHandle | None = None
         self._closed = False
-        wire.on_loss(self._on_loss)
+        self._ignore_losses = wire.on_loss(self._on_loss)
 
     # Those who receive.
 
@@ -186,7 +186,10 @@ class OrderedQueue:
 
     def close(self) -> None:
         """Give back what nobody took; nobody waits for more."""
+        if self._closed:
+            return
         self._closed = True
+        self._ignore_losses()
         self._let_go()
         for timer in (self._idle, self._renewing):
             if timer is not None:

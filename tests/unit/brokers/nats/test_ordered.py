@@ -44,6 +44,11 @@ class Server:
     def on_loss(self, act):
         self.lose = act
 
+        def forget():
+            self.lose = None
+
+        return forget
+
     def loss(self):
         return UnavailableError("lost")
 
@@ -373,3 +378,11 @@ async def test_what_waited_here_is_lent_for_its_whole_deadline():
         receiver.queue.settled(3, b"+ACK")
         assert await receiver.pull(1) == [4]
         assert server.renewed == [2, 3]
+
+
+async def test_a_queue_that_was_closed_is_kept_by_nobody():
+    async with receiving() as (server, receiver):
+        assert server.lose is not None
+        receiver.queue.close()
+        assert server.lose is None
+        receiver.queue.close()

@@ -190,9 +190,10 @@ class Wire:
         if self._client.is_reconnecting:
             self.abort()
 
-    def on_loss(self, act: Callable[[], None]) -> None:
-        """Call `act` when the connection is lost."""
+    def on_loss(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Call `act` when the connection is lost; returns how to end that."""
         self._losses.append(act)
+        return lambda: self._losses.remove(act)
 
     def loss(self, told: str = "") -> PenstockError:
         """Why those who wait do so in vain: we closed the connection, or it was lost."""
@@ -206,7 +207,7 @@ class Wire:
 
     def lost(self) -> None:
         """The connection is gone: nobody will answer what was asked on it."""
-        for act in self._losses:
+        for act in list(self._losses):
             act()
         for pong in self._pings:
             if not pong.done():
