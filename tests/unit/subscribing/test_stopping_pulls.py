@@ -47,6 +47,24 @@ async def test_nothing_is_pulled_or_handed_over_after_close():
         assert (await sub.describe()).leased == 0
 
 
+async def test_closing_waits_for_pulls_that_take_a_while_to_end_and_gives_back_what_they_bring():
+    class Slow(SwallowsCancellation):
+        async def pull(self, subscription, **limits):
+            pulled = await super().pull(subscription, **limits)
+            await asyncio.sleep(1)
+            return pulled
+
+    broker = Slow()
+    async with subscription_on(broker) as (_, sub):
+        sub.on("message", lambda message: message.ack())
+        sub.open()
+        await settled()
+        broker.arrives_then = (Draft(b"1"), Draft(b"2"), Draft(b"3"))
+        assert (await sub.close()).unsent == 0
+        status = await sub.describe()
+        assert (status.backlog, status.leased) == (3, 0)
+
+
 async def test_what_a_pull_brings_while_it_is_cancelled_is_given_back():
     broker = SwallowsCancellation()
     async with subscription_on(broker) as (_, sub):

@@ -10,6 +10,7 @@ import pytest
 from penstock import AckResponse, FlowControl, Message, PubSub
 from penstock.errors import ClosedError, InvalidArgumentError
 from penstock.testing import eventually, run_real
+from tests.support.fakes import FlakyBroker, subscription_on
 from tests.support.scenes import orders, publish
 
 real_time = pytest.mark.real_time
@@ -90,6 +91,29 @@ async def test_the_first_settlement_wins_between_threads_and_the_loop():
         await asyncio.sleep(0.05)
         assert (await sub.describe()).backlog == 0
         assert len(handed) == 1
+
+
+@real_time
+async def test_of_two_threads_that_settle_at_once_one_is_heard():
+    broker = FlakyBroker()
+    async with subscription_on(broker, threads=1) as (topic, sub):
+        loop, done = asyncio.get_running_loop(), threading.Event()
+
+        def handle(message):
+            loop.call_soon_threadsafe(time.sleep, 0.3)  # Until both have asked.
+            others = [threading.Thread(target=verb) for verb in (message.ack, message.nack)]
+            for other in others:
+                other.start()
+            for other in others:
+                other.join(30)
+            done.set()
+
+        sub.on("message", handle)
+        sub.open()
+        await publish(topic, 1)
+        await eventually(done.is_set)
+        await sub.close()
+        assert len([one for batch in broker.settled for one in batch]) == 1
 
 
 @real_time
@@ -204,7 +228,9 @@ async def test_leases_are_kept_while_threads_work():
         go.set()
         while not (done.is_set() and len(attempts) == 2):
             await asyncio.sleep(0)
+        await sub.close()
         assert attempts == [1, 1]
+        assert (await sub.describe()).backlog == 0
 
 
 @real_time

@@ -282,6 +282,7 @@ class NatsBroker:
 
     def _forget(self, consumer: Consumer) -> None:
         """It is gone, or another than it was."""
+        self._mover.leave(consumer)
         self._loans.pop(consumer.key, None)
         queue = self._ordered.pop(consumer.key, None)
         if queue is not None:

@@ -16,6 +16,7 @@ from penstock.clock import PreciseTime
 from penstock.config import SubscriptionConfig, split_name
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.message import Delivery, Draft, PublishFault, Receipt, Record, Settlement, Verb
+from penstock.rules.derived_ids import derived_id
 
 _DEAD = "CloudPubSubDeadLetterSource"
 # Seconds until a message is looked at again that could not be moved to the dead letters.
@@ -117,8 +118,11 @@ class Failing:
             f"{_DEAD}SubscriptionProject": project,
             f"{_DEAD}TopicPublishTime": PreciseTime.from_ns(record.publish_time_ns).isoformat(),
         }
-        # The same id from whoever moves it: it arrives once.
-        message_id = f"dead/{config.topic}/{config.name}/{record.sequence}"
+        # The same id from whoever moves it: it arrives once. With its time, because a topic that
+        # was made again counts from 1 again.
+        message_id = derived_id(
+            "dead", config.topic, config.name, record.sequence, record.publish_time_ns
+        )
         answer: Receipt | PublishFault | None = None
         # A message may fill what the server takes: better without saying where it is from than
         # not moved at all.

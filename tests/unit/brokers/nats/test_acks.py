@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.brokers.nats.aio.parser import LeanParser
 from penstock.brokers.nats.aio.publishing import Publishing
 from penstock.brokers.nats.catalogue import Routes
-from penstock.errors import UnavailableError
+from penstock.errors import PermissionDeniedError, UnavailableError
 from penstock.message import Draft, PublishFault
 from penstock.testing import run_virtual, settled
 from tests.support.scenes import now
@@ -136,6 +136,33 @@ async def test_a_lost_connection_ends_calls_at_once_and_what_was_acked_before_is
     assert stored.sequence == 10_000
     assert [type(answer.error) for answer in lost] == [UnavailableError] * 2
     assert not any(answer.definite for answer in lost)
+
+
+async def test_a_draft_with_more_headers_than_the_server_takes_is_refused_alone():
+    wire, ours = publishing()
+    large = {f"k{n}": "v" * 1024 for n in range(64)}
+    call = asyncio.ensure_future(ours.publish("orders", [Draft(b"x", large), Draft(b"x")]))
+    while not wire.replies:
+        await asyncio.sleep(0)
+    wire.ack(wire.replies[0])
+    refused, stored = await call
+    assert refused.definite and "65,535" in str(refused.error)
+    assert stored.sequence == 10_001
+
+
+async def test_whoever_may_not_publish_there_is_told_and_nobody_else():
+    wire, ours = publishing()
+    topics = ("orders", "invoices")
+    calls = [asyncio.ensure_future(ours.publish(t, [Draft(b"x", {}, None, t)])) for t in topics]
+    while len(wire.replies) < 2:
+        await asyncio.sleep(0)
+    ours.denied('nats: permissions violation for publish to "orders"')
+    [refused] = await calls[0]
+    assert isinstance(refused.error, PermissionDeniedError)
+    assert not calls[1].done()
+    wire.ack(wire.replies[1])
+    [stored] = await calls[1]
+    assert stored.message_id == "invoices"
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,17 @@ async def test_what_comes_after_its_last_attempt_is_moved_instead_of_handed_over
     assert len(letters.drafts) == len(told)
 
 
+async def test_a_letter_has_the_id_of_its_message_and_of_none_before_it():
+    letters = Letters()
+    failing = Failing(letters, SimpleNamespace(), letters, "penstock")
+    # Whoever moves it; and the first message of a topic that was made again meanwhile.
+    for published in (1, 1, 2):
+        record = Record(1, "m", b"x", {}, None, "orders", published)
+        assert await failing.move(CONFIG, record, 5)
+    first, again, another = (draft.message_id for draft in letters.drafts)
+    assert first == again != another
+
+
 async def test_what_cannot_be_moved_stays():
     assert await answer(Letters(missing=True), 5) == b"-NAK"
     assert await answer(Letters(missing=True), 1, Verb.REJECT) == b"-NAK"

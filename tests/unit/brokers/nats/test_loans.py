@@ -134,6 +134,16 @@ async def test_what_came_is_given_back_when_it_cannot_be_looked_at():
     assert given_back == [delivery(1).ack_id.encode(), delivery(2).ack_id.encode()]
 
 
+async def test_nobody_looks_for_dead_letters_of_a_subscription_that_is_gone():
+    config = SubscriptionConfig(name="billing", topic="orders")
+    consumer = Consumer("orders", "billing", config)
+    broker, _ = plain_broker(consumer)
+    left = []
+    broker._mover = SimpleNamespace(leave=left.append)
+    broker._forget(consumer)
+    assert left == [consumer]
+
+
 def plain_broker(consumer):
     """One without loans, and what it tells the server."""
     sent = []

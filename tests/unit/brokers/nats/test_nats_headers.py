@@ -116,3 +116,8 @@ def test_addresses_say_everything():
 def test_a_header_that_is_repeated_is_one_attribute_with_all_its_values():
     block = b"NATS/1.0\r\nA: 1\r\nB: x\r\nA: 2\r\n\r\n"
     assert describe(block).attributes == {"A": "1, 2", "B": "x"}
+
+
+@pytest.mark.parametrize(("asked", "told"), [(1, "1s"), (1.2, "2s"), (60.0, "60s")])
+def test_a_message_is_not_forgotten_sooner_than_asked(asked, told):
+    assert decode_header(encode_header(Draft.of(ttl=asked)))["Nats-TTL"] == told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from math import ceil
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -116,7 +117,7 @@ def encode_header(draft: Draft) -> bytes:
     if draft.ordering_key is not None:
         lines.append(b"%b: %b\r\n" % (_ORDERING_KEY, draft.ordering_key.encode()))
     if draft.ttl is not None:
-        lines.append(b"Nats-TTL: %ds\r\n" % round(draft.ttl))
+        lines.append(b"Nats-TTL: %ds\r\n" % ceil(draft.ttl))  # Never sooner than asked.
     expect = draft.expect
     if expect is not None:
         for name, value in (
