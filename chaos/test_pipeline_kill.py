@@ -1,4 +1,4 @@
-"""The pipeline of the jobs, killed with its JVM.
+"""The pipeline of the jobs, killed with its JVM, or its JVM alone.
 
 `CHAOS_RUNS`: how often (1). Most of a run is Spark starting, twice.
 """
@@ -53,17 +53,24 @@ def test_a_driver_killed_in_the_middle_of_a_batch_loses_and_doubles_nothing(
         *("--pipeline", PIPELINE, "--trigger", "0.1"),
     )
     driver.start()
+    ended = 0
     try:
         driver.wait_until(lambda: any(CALLS.of(tmp_path, job_id) for job_id in jobs), every=0.1)
         # Handlers take a second: before they end, when they do, when what they did is sent.
         time.sleep(random.uniform(0, 2))
-        driver.kill()
-        driver.start()
+        victim = random.choice(["driver", "JVM"])
+        print("killing the", victim, flush=True)
+        if victim == "driver":
+            driver.kill()
+            driver.start()
+        else:
+            driver.kill_jvm()
+            ended = 1
         driver.wait_until(lambda: done(tmp_path) == len(jobs), every=0.3)
         assert driver.stop() == 0, driver.said()
     finally:
         driver.kill()
-    assert driver.ended == 0, driver.said()
+    assert driver.ended == ended, driver.said()
     assert {r.job.stage for r in records(settings, jobs)} == {JobStage.TRANSCRIPT_COMPLETE}
     events = stored(settings, "job-events")
     assert len({event.message_id for event in events}) == len(events)
