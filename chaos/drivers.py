@@ -48,6 +48,17 @@ class Driver:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    def kill_jvm(self) -> None:
+        """Its JVM alone, as the kernel does when memory is short. Python finds out, and ends."""
+        assert self._process is not None
+        group = str(self._process.pid)
+        listed = subprocess.run(
+            ["/bin/ps", "-ewwo", "pid,pgid,comm"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()[1:]
+        rows = (line.split() for line in listed)
+        [jvm] = [int(pid) for pid, *its in rows if its == [group, "java"]]
+        os.kill(jvm, signal.SIGKILL)
+
     def stop(self) -> int:
         """End it in order; what it answered."""
         process, self._process = self._process, None
