@@ -8,14 +8,13 @@ import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.columns import Columns
-from penstock.jobs.incoming import Incoming
 from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.jobs.columns import attributes_of
 from penstock.spark.jobs.workplace import Workplace
@@ -24,6 +23,9 @@ from penstock.spark.queue.stream import QueueStreamReader, Segments, read_segmen
 from penstock.spark.schema import arrow_schema, source_schema
 from penstock.spark.source.reader import LogRange, read_columns
 from penstock.spark.source.stream import LogStreamReader
+
+if TYPE_CHECKING:
+    from penstock.jobs.incoming import Incoming
 
 _SCHEMA = StructType([StructField("message_id", StringType(), nullable=False)])
 
@@ -102,7 +104,12 @@ class _QueueStageReader(QueueStreamReader):
             yield from self._task.deal_with(_of_batch(batch))
 
 
+# What is of jobs is imported where there are some: processes that plan import this module, too.
+
+
 def _of_columns(topic: str, columns: Columns) -> Iterator[Incoming]:
+    from penstock.jobs.incoming import Incoming
+
     for row, (name, data) in enumerate(zip(columns.ids, columns.data, strict=True)):
         # Not everybody who publishes sends UTF-8.
         message_id = name.decode(errors="replace")
@@ -110,5 +117,7 @@ def _of_columns(topic: str, columns: Columns) -> Iterator[Incoming]:
 
 
 def _of_batch(batch: pa.RecordBatch) -> list[Incoming]:
+    from penstock.jobs.incoming import Incoming
+
     topics, ids, data = (batch.column(name).to_pylist() for name in ("topic", "message_id", "data"))
     return list(map(Incoming, topics, ids, attributes_of(batch.column("attributes")), data))
