@@ -164,8 +164,16 @@ class NatsAdmin:
                 },
                 missing=lambda: TopicNotFoundError(config.topic),
             )
+        await self._forget_former(consumer_of(info))
         await self._finish_consumer(consumer_of(info), first)
         self._catalogue.remember(info)
+
+    async def _forget_former(self, consumer: Consumer) -> None:
+        """One of its name may have gone with its topic. What is known of its messages is about
+        others, which have their sequences now."""
+        await self._releases.forget(consumer)
+        if consumer.config.dead_letter_policy is not None:
+            await self._mover.forget(consumer)
 
     async def _finish_consumer(self, consumer: Consumer, first: int) -> None:
         """Advisories first: moving it is what says that it is complete."""

@@ -51,6 +51,7 @@ class Catalogue:
         self._looking: set[asyncio.Task[None]] = set()
         self._routes: dict[str, Routes] = {}
         self._asking: dict[str, asyncio.Task[Routes]] = {}
+        self._asked_at: dict[str, float] = {}
         self.on_forget: Callable[[Consumer], object] = lambda _: None
         self.on_change: Callable[[Consumer, Consumer], object] = lambda _before, _now: None
 
@@ -59,15 +60,23 @@ class Catalogue:
         costs filtering on the server and nothing else, and on any subject."""
         known = self._routes.get(topic)
         if known is None:
-            asking = self._asking.get(topic)
-            if asking is None:
-                # One question for all who wait, so that none overtakes another. Owned here, and
-                # ends with its answer: whoever asked first may not live to hear it.
-                asking = asyncio.get_running_loop().create_task(self._ask_routes(topic))
-                self._asking[topic] = asking
-                asking.add_done_callback(lambda task: self._asked(topic, task))
-            known = await asyncio.shield(asking)
+            known = await asyncio.shield(self._asking_for(topic))
+        elif known.routed and _now() - self._asked_at[topic] >= _LOOK_AGAIN_AFTER:
+            # In passing: somebody may have made it again, to be routed otherwise, and messages in
+            # other places than subscriptions look for them would be missed.
+            self._asking_for(topic)
         return known
+
+    def _asking_for(self, topic: str) -> asyncio.Task[Routes]:
+        asking = self._asking.get(topic)
+        if asking is None:
+            # One question for all who wait, so that none overtakes another. Owned here, and
+            # ends with its answer: whoever asked first may not live to hear it.
+            asking = asyncio.get_running_loop().create_task(self._ask_routes(topic))
+            self._asking[topic] = asking
+            self._asked_at[topic] = _now()
+            asking.add_done_callback(lambda task: self._asked(topic, task))
+        return asking
 
     async def routes_again(self, topic: str) -> Routes:
         """As the server says now."""

@@ -880,3 +880,19 @@ async def test_a_message_that_was_given_back_still_has_no_more_attempts_than_all
             letter.ack()
             break
         assert len(tries) == 2
+
+
+async def test_a_topic_that_is_made_again_knows_nothing_of_what_was_given_back_before(server):
+    policy = DeadLetterPolicy(topic="remade-dead", max_delivery_attempts=2)
+    async with PubSub(server.url) as pubsub:
+        broker = await pubsub.broker()
+        dead = await pubsub.topic(policy.topic).create()
+        for verb, letters in ((Verb.RELEASE, 0), (Verb.NACK, 1)):
+            topic = await pubsub.topic("remade").create()
+            sub = await topic.subscription("remade-sub", dead_letter_policy=policy).create()
+            await topic.publish_message(b"x")
+            for _ in range(2):
+                [taken] = await broker.pull(sub.name, max_messages=1, max_bytes=100, wait=5)
+                await broker.settle(sub.name, [Settlement(taken.ack_id, verb)])
+            assert (await dead.describe()).published == letters
+            await topic.delete()

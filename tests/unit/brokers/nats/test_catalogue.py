@@ -58,3 +58,34 @@ async def test_a_name_that_several_topics_have_is_refused_and_found_by_its_topic
     with pytest.raises(FailedPreconditionError, match="invoices, orders"):
         await catalogue.consumer(BY_NAME)
     assert (await catalogue.consumer(BY_ADDRESS)).stream == "orders"
+
+
+async def test_a_topic_that_was_made_again_is_soon_routed_as_it_says():
+    class Routing(Server):
+        routed, asked = '["stage","kind"]', 0
+
+        async def request(self, subject, body=None, *, missing=None):
+            assert subject == "STREAM.INFO.orders"
+            self.asked += 1
+            if self.routed is None:
+                raise missing()
+            mark = {"penstock": f'{{"routed":{self.routed}}}'}
+            subjects = ["orders", "orders.>"]
+            config = {"name": "orders", "subjects": subjects, "max_age": 0, "metadata": mark}
+            return {"config": config}
+
+    server = Routing()
+    catalogue = Catalogue(server)
+    assert (await catalogue.routes("orders")).routed == ("stage", "kind")
+    server.routed = None  # Gone for a moment: whoever publishes finds that out.
+    await asyncio.sleep(6)
+    for _ in range(3):
+        assert (await catalogue.routes("orders")).routed == ("stage", "kind")
+        await settled()
+    assert server.asked == 2
+    server.routed = '["kind"]'
+    await asyncio.sleep(6)
+    await catalogue.routes("orders")
+    await settled()
+    assert (await catalogue.routes("orders")).routed == ("kind",)
+    assert server.asked == 3
