@@ -78,7 +78,7 @@ class JobSystem:
             projection = Projection(self.client, views, self.settings.api.views_subscription)
             await stack.enter_async_context(projection)
             await stack.enter_async_context(keeping(self.client))
-            stack.enter_context(self.store.telling(projection.wake))
+            stack.enter_context(self.relay.telling(projection.wake))
             yield Ingestion(
                 service=JobService(self.store, self.client.observer),
                 views=views,

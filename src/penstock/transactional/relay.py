@@ -13,8 +13,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -128,6 +128,7 @@ class Relay(AsyncClosing):
         self._claims = Claims(database, f"{self.name}-{secrets.token_hex(6)}", lease, topics)
         self._keyed_first, self._was_keyed = False, True
         self._statistics = RelayStatistics()
+        self._told: list[Callable[[], None]] = []
         self._pauses: dict[str, _Pause] = {}
         self._outage = Outage(_log, f"Relay {self.name} cannot send what waits in the outbox")
         self._wanted = asyncio.Event()
@@ -150,6 +151,15 @@ class Relay(AsyncClosing):
     def wake(self) -> None:
         """Something was committed: look now rather than at the next poll."""
         self._wanted.set()
+
+    @contextmanager
+    def telling(self, call: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile it is called whenever something was published."""
+        self._told.append(call)
+        try:
+            yield
+        finally:
+            self._told.remove(call)
 
     def statistics(self) -> RelayStatistics:
         return self._statistics
@@ -358,6 +368,9 @@ class Relay(AsyncClosing):
             else:
                 self._failed(row, answer.error, outcomes)
         self._pause(topic, out_of_reach)
+        if outcomes.published:
+            for call in self._told:
+                call()
 
     async def _answers(
         self, topic: str, drafts: Sequence[Draft]

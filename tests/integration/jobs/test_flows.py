@@ -33,6 +33,7 @@ from penstock.jobs import (
     load_settings,
 )
 from penstock.jobs.store.records import Step
+from penstock.jobs.views import projection
 from penstock.retrying import Persistence
 from penstock.transactional import Outbox
 from penstock.transactional.table import table as outbox_table
@@ -905,3 +906,11 @@ async def test_a_result_that_cannot_be_kept_for_too_long_costs_the_job_no_attemp
         assert len(troubles) == 4
         # It ended here each time: nobody died of it.
         assert "never ended" not in caplog.text
+
+
+async def test_what_this_process_has_sent_is_looked_for_at_once(quick, monkeypatch):
+    for name in ("_POLL", "_IDLE_POLL"):
+        monkeypatch.setattr(projection, name, 3600.0)
+    async with jobs_on(quick) as scene, scene.working():
+        record = await scene.submit()
+        await scene.ended(record.job.job_id, within=60)

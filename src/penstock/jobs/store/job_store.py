@@ -9,7 +9,7 @@ same time are committed together: a sync to disk costs the same for one as for f
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Self, TypeVar
 
@@ -64,7 +64,7 @@ class ProcessingJobStore:
     `settings` say which pipeline, media jobs unless given, and where its messages go. Pipelines
     may share a database: none sees jobs of media types that are not its own. `outbox`: takes what
     is said, that of the database unless given. `on_commit` is called after each change that said
-    something, to wake the relay that sends it; `telling` has others called as well.
+    something, to wake the relay that sends it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ProcessingJobStore:
         self.outbox = outbox or Outbox(database)
         self._settings = settings or JobSettings()
         self.pipeline = self._settings.pipeline
-        self._told = [on_commit]
+        self._on_commit = on_commit
         self._reads = GroupCommit(self._get_many, all_or_none=True)
         # Whatever it is that changes: a transaction costs the same for all kinds as for one.
         self._changes: GroupTransaction[tuple[_Change, Any], Any] = GroupTransaction(
@@ -94,19 +94,6 @@ class ProcessingJobStore:
     async def __aexit__(self, *_: object) -> None:
         await self._reads.aclose()
         await self._changes.aclose()
-
-    @contextmanager
-    def telling(self, call: Callable[[], None]) -> Iterator[None]:
-        """Meanwhile it is called, too, after each change that said something."""
-        self._told.append(call)
-        try:
-            yield
-        finally:
-            self._told.remove(call)
-
-    def _on_commit(self) -> None:
-        for call in self._told:
-            call()
 
     # Reading.
 

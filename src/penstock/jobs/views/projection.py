@@ -37,9 +37,12 @@ _log = logging.getLogger("penstock.jobs")
 # What a watcher may be behind before it is told to look again at everything.
 _WATCHER_BUFFER = 1000
 # Seconds between looks at the event topic: what a live page is behind at most, or nearly. Where
-# nobody watches and nothing happens the pause grows, until something does.
+# nobody watches and nothing happens the pause grows, until something does. What this process itself
+# has sent is looked for at once, but for a breath: those who have news have more, and what comes
+# together is taken in together.
 _POLL = 0.1
 _IDLE_POLL = 1.0
+_BREATH = 0.02
 # Seconds that whoever asks how it is waits for a broker that is away.
 _ANSWERS_WITHIN = 2.0
 # Whatever the trouble is: a read model that stands still in silence is worse.
@@ -128,7 +131,7 @@ class Projection:
         return Lag(events=behind, seconds=since if behind else 0.0, trouble=self._trouble)
 
     def wake(self) -> None:
-        """Something was said of a job, or is about to be: look soon, however long it was quiet."""
+        """Something was said of a job: look at once, however long it was quiet."""
         self._news.set()
 
     def watch(self, user_id: str | None = None, job_id: str | None = None) -> Watcher:
@@ -148,10 +151,10 @@ class Projection:
                 raise
             self._outage.over()
             self._trouble = None
-            busy = taken or self._watchers or await self._told_within(pause - _POLL)
-            pause = _POLL if busy else min(_IDLE_POLL, pause * 1.2)
-            # Those who have news have more: what comes together is taken in together.
-            await asyncio.sleep(_POLL)
+            pause = _POLL if taken or self._watchers else min(_IDLE_POLL, pause * 1.2)
+            await asyncio.sleep(_BREATH)
+            if await self._told_within(pause - _BREATH):
+                pause = _POLL
 
         await keep_doing(catch_up, Failures(_TROUBLE), on_failure=self._meet)
 
