@@ -63,11 +63,18 @@ class HandlerPool:
     def configure(self, most: int, threads: int) -> None:
         """Run at most so many at a time; blocking ones in so many threads, or 0: on the loop."""
         self._most = most
-        if threads != (self._threads.count if self._threads is not None else 0):
-            self.close()
-            self._threads = HandlerThreads(threads, self._on_loop) if threads else None
-            self.owner = self._threads or self._on_loop
+        before = self._threads
+        if threads == (before.count if before is not None else 0):
+            self.listen(self._listeners)
+            return
+        self._threads = HandlerThreads(threads, self._on_loop) if threads else None
+        self.owner = self._threads or self._on_loop
         self.listen(self._listeners)
+        if before is not None:
+            before.retire()
+            # What waits was to run there, and nothing of it has.
+            for message in self.take_waiting():
+                self.call(message)
 
     def listen(self, listeners: Sequence[Handler]) -> None:
         """Call these from now on, one after the other."""
@@ -168,6 +175,12 @@ class HandlerPool:
         self._workers.discard(worker)
         self._starting.discard(worker)
         self._parked.pop(worker, None)
+        failure = None if worker.cancelled() else worker.exception()
+        if isinstance(failure, GeneratorExit):
+            # What its handler waited for, a thread perhaps, failed with this: no task survives it.
+            for message in [m for m, running in self._running.items() if running is worker]:
+                del self._running[message]
+                self._on_done(message, failure)
         if self._waiting and not self._starting:
             self._call_up()
 
@@ -195,8 +208,10 @@ class HandlerPool:
         self._running[message] = worker
         try:
             failure = await InContext(work, context)
-        finally:
+        except (KeyboardInterrupt, SystemExit):
             del self._running[message]
+            raise
+        del self._running[message]
         self._on_done(message, failure)
         if worker.cancelling():
             # Somebody wants this task to end, not only its handler.

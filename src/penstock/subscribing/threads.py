@@ -37,6 +37,10 @@ class HandlerThreads:
         """Start nothing more. A handler that runs cannot be ended; what it settles is refused."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
+    def retire(self) -> None:
+        """Others take over; what was begun here goes on."""
+        self._executor.shutdown(wait=False)
+
     def wrap(self, handler: Handler) -> Handler:
         """The same handler, run in a thread unless it is async."""
         if iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004

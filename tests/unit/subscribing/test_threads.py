@@ -321,3 +321,50 @@ async def test_a_count_of_threads_that_cannot_be_is_refused(threads):
             return
         with pytest.raises(InvalidArgumentError, match="threads"):
             topic.subscription("new-one", threads=threads)
+
+
+@real_time
+@pytest.mark.parametrize("raised", [GeneratorExit, asyncio.CancelledError, BaseException])
+async def test_whatever_a_handler_raises_in_a_thread_its_message_comes_again(raised):
+    async with orders(threads=2) as (topic, sub):
+        attempts, errors = [], []
+
+        def handle(message):
+            attempts.append(message.delivery_attempt)
+            if message.delivery_attempt == 1:
+                raise raised
+            message.ack()
+
+        sub.on("message", handle)
+        sub.on("error", errors.append)
+        sub.open()
+        await publish(topic, 1)
+        await eventually(lambda: len(attempts) == 2, within=30)
+        assert [type(error) for error in errors] == [raised]
+        report = await sub.close()
+        assert report.clean
+
+
+@real_time
+async def test_what_waits_while_the_number_of_threads_changes_is_run_by_the_new_ones():
+    begun, done = threading.Event(), []
+    go_on = threading.Event()
+    async with orders(threads=1) as (topic, sub):
+
+        def handle(message):
+            begun.set()
+            go_on.wait(30)
+            done.append(message.delivery_attempt)
+            message.ack()
+
+        errors = []
+        sub.on("message", handle)
+        sub.on("error", errors.append)
+        sub.open()
+        await publish(topic, 5)
+        await eventually(begun.is_set, within=30)
+        sub.set_options(threads=2)
+        go_on.set()
+        await eventually(lambda: len(done) == 5, within=30)
+        assert done == [1] * 5
+        assert errors == []
