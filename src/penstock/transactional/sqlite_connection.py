@@ -12,7 +12,6 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -121,7 +120,10 @@ def _done(future: asyncio.Future[Any] | None, call: Callable[[], Any]) -> object
 def _tell(
     future: asyncio.Future[Any] | None, answer: Callable[[Any, Any], None], result: Any
 ) -> None:
-    # Its loop may be closed: then nobody waits for it.
-    with suppress(RuntimeError):
-        if future is not None:
-            future.get_loop().call_soon_threadsafe(answer, future, result)
+    if future is None:
+        return
+    try:
+        future.get_loop().call_soon_threadsafe(answer, future, result)
+    except RuntimeError:
+        # Its loop is closed: nobody waits for it.
+        return
