@@ -143,7 +143,12 @@ class ManagedPublisher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.drain()
+        try:
+            await self.drain()
+        except asyncio.CancelledError:
+            # Whoever cannot wait any longer leaves nothing running behind.
+            await self.stop()
+            raise
 
     @property
     def in_flight(self) -> int:

@@ -306,6 +306,19 @@ async def test_callers_that_were_started_before_a_drain_are_published_by_it():
         assert {flight.state for flight in flights} == {FlightState.ACKED}
 
 
+async def test_who_is_cancelled_while_leaving_leaves_nothing_running():
+    async with client(SlowBroker(delay=1000)) as pubsub:
+        before = asyncio.all_tasks()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                async with ManagedPublisher(pubsub, wait_timeout=3600) as publisher:
+                    flight = await publisher.publish_async("orders")
+        assert asyncio.all_tasks() == before
+        assert flight.state is FlightState.UNKNOWN
+        with pytest.raises(ClosedError):
+            await publisher.publish_async("orders")
+
+
 async def test_one_runner_alone_still_ends_its_flights():
     async with client(SlowBroker(delay=1000)) as pubsub:
         publisher = ManagedPublisher(pubsub, wait_timeout=7)
