@@ -266,15 +266,16 @@ class Provisioner:
         if existing.ack_deadline == wanted.ack_deadline:
             done.unchanged.append(f"consumer {wanted.name}")
             return
-        await update_subscription(self._broker, replace(existing, ack_deadline=wanted.ack_deadline))
-        now = (await self._admin.describe_subscription(wanted.name)).config
-        if now.ack_deadline != wanted.ack_deadline:
+        try:
+            changed = replace(existing, ack_deadline=wanted.ack_deadline)
+            await update_subscription(self._broker, changed)
+        except FailedPreconditionError as refused:
             raise FailedPreconditionError(
                 f"Consumer {wanted.name!r} of stream {wanted.topic!r} delivers again after "
-                f"{now.ack_deadline:g} s, and not after {wanted.ack_deadline:g} s as it was told: "
-                "it has a backoff of its own, from whoever made it. Delete the consumer while "
-                "nothing is in its hands, and provision again; unacked events stay in the stream"
-            )
+                f"{existing.ack_deadline:g} s, and not after {wanted.ack_deadline:g} s: {refused}. "
+                "Or delete the consumer while nothing is in its hands, and provision again; "
+                "unacked events stay in the stream"
+            ) from refused
         done.changed.append(f"set ack_wait of consumer {wanted.name} to {wanted.ack_deadline:g} s")
 
     async def _check_free(self, stream: str, subjects: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.jobs import Done, JobStage, Reject, load_settings
 from penstock.jobs.model.reasons import meaning_of
 from penstock.jobs.store.records import jobs
-from penstock.jobs.telemetry import JobObservers, LoggingObserver, PrometheusJobObserver
+from penstock.jobs.telemetry import JobObservers, LoggingObserver, PrometheusJobObserver, ended_jobs
 from penstock.web import create_app, refusing, serve, streams
 from penstock.web.access import Access, is_loopback
 from penstock.web.streams import Streams
@@ -1065,6 +1065,7 @@ def test_an_empty_media_folder_is_not_the_current_one():
 
 
 async def test_metrics_are_what_an_observer_counted(quick):
+    ended_jobs(REGISTRY)  # One for all of this process, and not ours to take away.
     registry_before = set(REGISTRY._collector_to_names)
     observer = JobObservers(LoggingObserver(), PrometheusJobObserver())
     try:

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark import activate, session
+from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.session import java as finding
 from penstock.spark.session.starting import _environment, defaults, environment, renew_source
 from tests.support.nats_scenes import fill, make, stored
@@ -166,7 +167,7 @@ def test_a_source_that_is_renewed_shares_no_map_with_queries_that_were_loaded_be
     same = spark._jvm.java.lang.System.identityHashCode
     before = variables()
     assert same(before) == same(variables())
-    renew_source(spark)
+    renew_source(spark, PenstockDataSource)
     one = variables()
-    renew_source(spark)
+    renew_source(spark, PenstockDataSource)
     assert len({same(before), same(one), same(variables())}) == 3
