@@ -250,9 +250,7 @@ async def test_a_consumer_whose_backoff_overrides_its_ack_wait_is_named(nats_ser
         }
         made = {"stream_name": names.stream_name, "config": config}
         await request(f"CONSUMER.CREATE.{place}", made)
-        with pytest.raises(
-            FailedPreconditionError, match=r"made with a backoff.*delete"
-        ):
+        with pytest.raises(FailedPreconditionError, match=r"made with a backoff.*delete"):
             await provision(settings)
         await request(f"CONSUMER.DELETE.{place}")
     assert (await provision(settings)).changed == [

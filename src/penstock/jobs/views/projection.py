@@ -38,11 +38,12 @@ _log = logging.getLogger("penstock.jobs")
 _WATCHER_BUFFER = 1000
 # Seconds between looks at the event topic: what a live page is behind at most, or nearly. Where
 # nobody watches and nothing happens the pause grows, until something does. What this process itself
-# has sent is looked for at once, but for a breath: those who have news have more, and what comes
-# together is taken in together.
+# has sent is looked for at once, but for a breath; where there is much it can wait, so that what
+# comes together is taken in together.
 _POLL = 0.1
 _IDLE_POLL = 1.0
 _BREATH = 0.02
+_MUCH = 20
 # Seconds that whoever asks how it is waits for a broker that is away.
 _ANSWERS_WITHIN = 2.0
 # Whatever the trouble is: a read model that stands still in silence is worse.
@@ -152,8 +153,9 @@ class Projection:
             self._outage.over()
             self._trouble = None
             pause = _POLL if taken or self._watchers else min(_IDLE_POLL, pause * 1.2)
-            await asyncio.sleep(_BREATH)
-            if await self._told_within(pause - _BREATH):
+            rest = _POLL if taken >= _MUCH else _BREATH
+            await asyncio.sleep(rest)
+            if await self._told_within(pause - rest):
                 pause = _POLL
 
         await keep_doing(catch_up, Failures(_TROUBLE), on_failure=self._meet)
