@@ -40,6 +40,8 @@ _REMEMBERED = 7 * 86_400.0
 _CLEAN_EVERY = 600.0
 # A commit wakes the relay of its own process: looks are for what a process left that died.
 _LOOK_EVERY = 5.0
+# What it had not yet sent waits so long for another.
+_LEASE = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +148,12 @@ async def job_system(
             pubsub = await enter(PubSub(settings.url))
         database = await enter(Database(settings.database))
         client = await enter(PubSubClient(pubsub, settings, observer))
-        relay = await enter(relaying(database, pubsub, client.observer, poll=_LOOK_EVERY))
-        store = ProcessingJobStore(database, settings, on_commit=relay.wake)
+        relay = await enter(
+            relaying(database, pubsub, client.observer, poll=_LOOK_EVERY, lease=_LEASE)
+        )
+        # What is committed here is sent from here: no need to claim it and to read it back.
+        outbox = relay.held_outbox()
+        store = ProcessingJobStore(database, settings, outbox=outbox, on_commit=relay.wake)
         yield JobSystem(
             settings=settings,
             pubsub=pubsub,

@@ -11,7 +11,7 @@ the lease ends, as after any other claim, and then they are everybody's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -22,16 +22,16 @@ from penstock.transactional.row_leases import Claim, Claimed, Claims
 
 
 class HeldOutbox(Outbox):
-    """An outbox of one relay. `paused` names the topics that the relay leaves alone: their
-    messages are added for whoever can send them, and so are those that are to go later, have a key
-    or no id."""
+    """An outbox of one relay. `leaves_alone` says of a topic whether the relay does: its messages
+    are added for whoever can send them, and so are those that are to go later, have a key or no
+    id."""
 
     def __init__(
-        self, database: Database, claims: Claims, paused: Callable[[], Collection[str]]
+        self, database: Database, claims: Claims, leaves_alone: Callable[[str], bool]
     ) -> None:
         super().__init__(database)
         self._claims = claims
-        self._paused = paused
+        self._leaves_alone = leaves_alone
         self._holder: Holder = claims.holder()
         self._added: dict[tuple[str, str], tuple[float, Draft]] = {}
 
@@ -45,7 +45,7 @@ class HeldOutbox(Outbox):
         revive: bool = False,
     ) -> tuple[str, ...]:
         is_plain = all(draft.message_id and not draft.ordering_key for draft in drafts)
-        if after or revive or not is_plain or topic in self._paused():
+        if after or revive or not is_plain or self._leaves_alone(topic):
             return await super().add(connection, topic, drafts, after=after, revive=revive)
         began = asyncio.get_running_loop().time()
         ids = await self._add(connection, topic, drafts, holder=self._holder)

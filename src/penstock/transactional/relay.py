@@ -128,6 +128,7 @@ class Relay(AsyncClosing):
         self._claims = Claims(database, f"{self.name}-{secrets.token_hex(6)}", lease, topics)
         self._keyed_first, self._was_keyed = False, True
         self._statistics = RelayStatistics()
+        self._own: HeldOutbox | None = None
         self._told: list[Callable[[], None]] = []
         self._pauses: dict[str, _Pause] = {}
         self._outage = Outage(_log, f"Relay {self.name} cannot send what waits in the outbox")
@@ -189,9 +190,12 @@ class Relay(AsyncClosing):
         return len(held.claim.rows)
 
     def held_outbox(self) -> HeldOutbox:
-        """An outbox whose rows are this relay's when they are added. Call `send_held` with it once
-        they are committed; what it does not send waits for its lease to end."""
-        return HeldOutbox(self._database, self._claims, self._paused)
+        """An outbox whose rows are this relay's when they are added. Call `wake` once they are
+        committed, or `send_held` where the relay is not running; what it does not send waits for
+        its lease to end."""
+        if self._own is None:
+            self._own = HeldOutbox(self._database, self._claims, self._leaves_alone)
+        return self._own
 
     async def send_held(self, outbox: HeldOutbox) -> int:
         """Publish and settle what was added there and is committed; returns how many rows."""
@@ -210,11 +214,11 @@ class Relay(AsyncClosing):
         async def look() -> None:
             nonlocal held
             self._wanted.clear()
-            taken, held = held or await self._claim_now(), None
+            taken, held = held or await self._next(), None
             if taken is not None:
                 held = await self._deal_with(taken, going_on=chained)
             self._outage.over()
-            if held is None and (chained or taken is None):
+            if held is None and (chained or taken is None) and not self._wanted.is_set():
                 await self._rest_until_wanted()
 
         await keep_doing(
@@ -223,8 +227,22 @@ class Relay(AsyncClosing):
             on_failure=self._outage.met,
             rest=self._rest,
         )
-        if held is not None:
-            await self._settle(held.claim, Outcomes())
+        for left in (held, await self._in_hand()):
+            if left is not None:
+                await self._settle(left.claim, Outcomes())
+
+    async def _next(self) -> _Held | None:
+        if self._own is None:
+            return await self._claim_now()
+        found = await self._in_hand()
+        if found is None and (await self._claims.look(self._paused())).rows:
+            found = await self._claim_now()
+        return found
+
+    async def _in_hand(self) -> _Held | None:
+        """What was added for this relay, and is committed."""
+        found = None if self._own is None else await self._own.committed()
+        return None if found is None else _Held(*found)
 
     async def _claim_now(self) -> _Held | None:
         async with self._database.transaction() as connection:
@@ -244,6 +262,10 @@ class Relay(AsyncClosing):
         self._was_keyed = claim.keyed
         self._keyed_first = not claim.keyed
         return _Held(claim, began)
+
+    def _leaves_alone(self, topic: str) -> bool:
+        """Whoever else there is may send what goes there."""
+        return self._stopping or topic in self._paused()
 
     def _paused(self) -> list[str]:
         now = asyncio.get_running_loop().time()
@@ -423,7 +445,8 @@ class Relay(AsyncClosing):
     ) -> _Held | None:
         self._checkpoint("before-mark")
         following: _Held | None = None
-        if going_on:
+        if going_on and self._own is None:
+            # The claim that follows sees all that was committed until now.
             self._wanted.clear()
         async with self._database.transaction() as connection:
             settled = await self._claims.settle(connection, claim, outcomes)

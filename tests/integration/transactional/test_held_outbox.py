@@ -16,6 +16,12 @@ from tests.support.statements import statements_of
 pytestmark = pytest.mark.real_time
 
 
+async def until(ask, answer):
+    async with asyncio.timeout(60):
+        while await ask() != answer:
+            await asyncio.sleep(0.01)
+
+
 async def add(scene, outbox, *messages, **options):
     async with scene.database.transaction() as connection:
         return await outbox.add(connection, "orders", messages, **options)
@@ -164,3 +170,35 @@ async def test_what_never_was_committed_is_forgotten_when_its_lease_is_over(url)
         await asyncio.sleep(0.01)
         assert await relay.send_held(outbox) == 0
         assert not outbox._added
+
+
+async def test_a_relay_that_runs_sends_what_is_in_its_hands_as_soon_as_it_is_woken(url):
+    async with outbox_on(url) as scene, scene.relay(poll=600.0, lease=600.0) as relay:
+        outbox = relay.held_outbox()
+        for n in range(20):
+            await add(scene, outbox, *drafts(2, start=2 * n))
+            relay.wake()
+            # Some while it sends, and some while it marks what it has sent.
+            await asyncio.sleep(0.002 * (n % 5))
+        await until(lambda: outbox.pending(), 0)
+        assert sorted(ids(await scene.stored())) == sorted(f"m-{n}" for n in range(40))
+
+
+async def test_a_relay_that_runs_sends_what_others_commit_as_well(url):
+    async with outbox_on(url) as scene, scene.relay(poll=600.0) as relay:
+        outbox = relay.held_outbox()
+        await add(scene, scene.outbox, *drafts(1))
+        await add(scene, outbox, *drafts(1, start=1))
+        relay.wake()
+        await until(lambda: outbox.pending(), 0)
+
+
+async def test_a_relay_that_is_closed_leaves_nothing_in_its_hands(url):
+    async with outbox_on(url) as scene:
+        async with scene.relay(poll=600.0, lease=600.0) as relay:
+            outbox = relay.held_outbox()
+            await asyncio.sleep(0.05)
+            await add(scene, outbox, *drafts(1))
+        await add(scene, outbox, *drafts(1, start=1))
+        assert (await outbox.status()).claimed == 0
+        assert await scene.relay().step() == 2
