@@ -127,6 +127,42 @@ def test_only_queues_are_consumed_and_each_sequence_once(log):
     assert [call for call in log.calls if "purge" in call] == ["purge tasks 4", "purge tasks 8"]
 
 
+@pytest.mark.parametrize("size", [6, 500])
+def test_a_queue_that_was_made_anew_keeps_what_nobody_has_read(log, size):
+    log.topics["orders"].is_queue = True
+    running = Planner(options(), log)
+    running.consume({"orders": 5})
+    log.topics["orders"] = FakeTopic()
+    log.fill("orders", size).is_queue = True
+    with pytest.raises(FailedPreconditionError, match="deleted and created again"):
+        running.consume({"orders": 11})
+    assert len(log.topics["orders"].messages) == size
+
+
+def test_a_queue_that_was_made_anew_before_a_restart_keeps_what_nobody_has_read(log):
+    log.topics["orders"].is_queue = True
+    with pytest.raises(FailedPreconditionError, match="deleted and created again"):
+        Planner(options(), log).consume({"orders": 12})
+    assert len(log.topics["orders"].messages) == 10
+
+
+@pytest.mark.parametrize(
+    ("starting", "left"),
+    [
+        ({"startingOffsets": "latest"}, 10),
+        ({"startingOffsets": '{"orders": 4}'}, 10),
+        ({"startingTimestamp": "4000"}, 10),
+        ({"startingOffsets": '{"orders": 1}'}, 3),
+        ({"startingOffsets": '{"orders": -2}'}, 3),
+        ({}, 3),
+    ],
+)
+def test_what_lies_before_the_start_of_a_queue_is_read_by_nobody_and_stays(log, starting, left):
+    log.topics["orders"].is_queue = True
+    Planner(options(**starting), log).consume({"orders": 8})
+    assert len(log.topics["orders"].messages) == left
+
+
 def test_a_queue_takes_no_filter(log):
     log.topics["orders"].is_queue = True
     Planner(options(), log).check()
