@@ -94,6 +94,25 @@ def test_what_is_written_otherwise_elsewhere_is_named(options, says):
         read(**options)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("minPartitions", "²", "whole number"),
+        ("maxTriggerDelay", "²s", "must be seconds"),
+        ("startingTimestamp", "--5", "milliseconds"),
+        # Microseconds, and nanoseconds.
+        ("startingTimestamp", "1767225600000000", "milliseconds"),
+        ("endingOffsetsByTimestamp", '{"orders": 1767225600000000000}', "milliseconds"),
+        ("startingOffsets", '{"orders": true}', "sequences by topic"),
+        ("endingOffsets", "{}", "sequences by topic"),
+        ("endingOffsetsByTimestamp", "{}", "milliseconds by topic"),
+    ],
+)
+def test_what_only_looks_like_a_number_or_a_time_is_refused(name, text, says):
+    with pytest.raises(InvalidArgumentError, match=says):
+        read(topic="orders", **{name: text})
+
+
 def test_a_table_whose_options_spark_forgot_says_what_to_use():
     with pytest.raises(InvalidArgumentError, match="CREATE TEMPORARY VIEW"):
         SourceOptions.of({})

@@ -51,6 +51,16 @@ def test_positions_are_found_in_every_topic(log):
     assert planner.resolve(by_topic) == {"bills": 1, "orders": 6}
 
 
+@pytest.mark.parametrize(
+    "ending",
+    [{"endingOffsets": '{"orders": 5}'}, {"endingOffsetsByTimestamp": '{"orders": 5000}'}],
+)
+def test_topics_that_an_end_does_not_name_are_read_to_their_own(log, ending):
+    log.fill("bills", 4)
+    wanted = options("orders,bills", **ending)
+    assert Planner(wanted, log).resolve(wanted.ending) == {"bills": 5, "orders": 5}
+
+
 def test_a_time_that_nothing_is_as_late_as_is_the_end_or_an_error_as_the_options_say(log):
     late = {"startingOffsetsByTimestamp": '{"orders": 11000}'}
     lenient = options(**late)
