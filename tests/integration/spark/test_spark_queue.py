@@ -141,6 +141,20 @@ def test_a_message_that_comes_again_is_not_spooled_again(folder):
     spool.close()
 
 
+def test_an_id_that_is_used_again_is_another_message_also_after_a_restart(folder):
+    def reports(*seconds):
+        return [Record(n, "report", b"%d" % n, {}, None, "jobs", n * 10**9) for n in seconds]
+
+    spool = opened(folder)
+    assert spool.seal(reports(1, 601), "jobs") == 2
+    assert spool.seal(reports(1, 1201), "jobs") == 1
+    spool.forget(2)
+    spool.close()
+    again = opened(folder)
+    assert again.seal(reports(1, 601, 1201, 1801), "jobs") == 1
+    again.close()
+
+
 def test_ids_and_numbers_outlive_the_process_and_the_segments(folder):
     spool = opened(folder)
     spool.seal([record(1)], "jobs")
