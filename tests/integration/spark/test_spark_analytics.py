@@ -129,7 +129,7 @@ def test_every_report_answers_on_an_old_history_without_its_columns(spark, tmp_p
     folder = str(tmp_path / "history")
     made = History(folder, MEDIA)
     old = made._rows("events@1", [Told(1, at(1), EVENTS[0])]).drop_columns(["took", "retries"])
-    write_deltalake(folder, old, partition_by=["day"])
+    write_deltalake(folder, old, partition_by=["day"], name="penstock job events, schema 1")
     made.append("events@1", [Told(2, at(50), EVENTS[3])])
     assert {"took", "retries"} <= set(DeltaTable(folder).to_pyarrow_table().column_names)
     open_history(spark, folder)

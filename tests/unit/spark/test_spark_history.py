@@ -1,9 +1,11 @@
 """The history: what is in it says what is added."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
+import msgspec
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from penstock.errors import FailedPreconditionError, NotFoundError
 from penstock.jobs import MEDIA, JobFailed, JobQueued, MediaType
@@ -117,6 +119,42 @@ def test_a_history_of_an_earlier_version_is_refused(tmp_path):
     (tmp_path / "batch=0").mkdir()
     with pytest.raises(FailedPreconditionError, match="earlier version"):
         History(str(tmp_path), MEDIA)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (None, "no history of jobs"),
+        ("sales", "no history of jobs .its name is 'sales'"),
+        ("penstock job events, schema 2", "is of schema 2, which a later version"),
+    ],
+)
+def test_a_table_that_is_another_s_is_left_alone(folder, name, says):
+    write_deltalake(folder, pa.table({"sequence": [1]}), name=name)
+    with pytest.raises(FailedPreconditionError, match=says):
+        History(folder, MEDIA).append("events@1", told(1))
+    with pytest.raises(FailedPreconditionError, match=says):
+        compact(folder)
+    assert DeltaTable(folder).version() == 0
+
+
+def test_a_history_is_one_after_a_column_was_added_and_files_were_put_together(folder):
+    history = History(folder, MEDIA)
+    history.append("events@1", told(1))
+    history._facts["colour"] = pa.string()
+    assert history.append("events@1", told(2)) == 1
+    compact(folder)
+    assert history.append("events@1", told(2, 3)) == 1
+
+
+def test_the_day_of_an_event_is_that_of_utc(folder):
+    [one] = told(1)
+    elsewhere = START.astimezone(timezone(timedelta(hours=2)))
+    History(folder, MEDIA).append(
+        "events@1", [one._replace(event=msgspec.structs.replace(one.event, at=elsewhere))]
+    )
+    [row] = DeltaTable(folder).to_pyarrow_table().to_pylist()
+    assert (str(row["day"]), row["at"]) == ("2026-03-01", START)
 
 
 def test_what_is_not_there_cannot_be_compacted(folder):

@@ -8,8 +8,10 @@ their topic has forgotten stay. Spark reads the Parquet files of the table's pre
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _NAME = f"penstock job events, schema {SCHEMA_VERSION}"
+_NAMES = re.compile(r"penstock job events, schema (\d+)")
 _MOMENT = pa.timestamp("us", tz="UTC")
 _TYPES: dict[type, pa.DataType] = {
     msgspec.inspect.IntType: pa.int64(),
@@ -122,7 +125,7 @@ class History:
         for name, kind in self._facts.items():
             columns[name] = column(kind, _facts(said, name, kind))
         columns["correlation_id"] = column(pa.string(), (e.correlation_id for e in said))
-        columns["day"] = column(pa.date32(), (e.at.date() for e in said))
+        columns["day"] = column(pa.date32(), (e.at.astimezone(UTC).date() for e in said))
         return pa.table(columns)
 
 
@@ -152,9 +155,27 @@ def _open(location: str) -> DeltaTable | None:
     from deltalake.exceptions import TableNotFoundError
 
     try:
-        return DeltaTable(location)
+        table = DeltaTable(location)
     except TableNotFoundError:
         return None
+    _check_name(location, table.metadata().name)
+    return table
+
+
+def _check_name(location: str, name: str | None) -> None:
+    """Refuse a table that is no history, whose columns ours would be mixed with, and one of a later
+    version, which may mean something else by them."""
+    found = _NAMES.fullmatch(name or "")
+    if found is None:
+        raise FailedPreconditionError(
+            f"{location} is a Delta table and no history of jobs (its name is {name!r}); give a "
+            "folder of its own"
+        )
+    if int(found[1]) > SCHEMA_VERSION:
+        raise FailedPreconditionError(
+            f"The history {location} is of schema {found[1]}, which a later version of Penstock "
+            f"writes; this one knows {SCHEMA_VERSION}. Install the later one, or give a new folder"
+        )
 
 
 def check_there(location: str) -> DeltaTable:
