@@ -115,6 +115,20 @@ def test_a_second_driver_adds_nothing_twice(folder, monkeypatch):
     assert [sequence for _, sequence in rows(folder)] == [1, 2, 3]
 
 
+def test_two_drivers_that_begin_a_history_at_the_same_moment_add_nothing_twice(folder, monkeypatch):
+    one, other = History(folder, MEDIA), History(folder, MEDIA)
+    write = one._write
+
+    def late(table, *rest):
+        monkeypatch.setattr(one, "_write", write)
+        other.append("events@1", told(1, 2))
+        write(table, *rest)
+
+    monkeypatch.setattr(one, "_write", late)
+    assert one.append("events@1", told(1, 2, 3)) == 1
+    assert [sequence for _, sequence in rows(folder)] == [1, 2, 3]
+
+
 def test_a_history_of_an_earlier_version_is_refused(tmp_path):
     (tmp_path / "batch=0").mkdir()
     with pytest.raises(FailedPreconditionError, match="earlier version"):

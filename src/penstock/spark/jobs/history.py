@@ -67,7 +67,7 @@ class History:
     def append(self, source: str, events: Sequence[Told]) -> int:
         """Add what is not there yet of events in the order of their topic; how many that was.
         `source` names the topic, another one when it is made anew."""
-        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import CommitFailedError, DeltaError
 
         for _ in range(_TRIES):
             table = _open(self._location)
@@ -79,6 +79,10 @@ class History:
                 self._write(table, source, fresh)
             except CommitFailedError:
                 continue
+            except DeltaError:
+                if table is None and _open(self._location) is not None:
+                    continue  # Somebody else has made it meanwhile.
+                raise
             return len(fresh)
         raise UnavailableError(
             f"The history {self._location} is changed by somebody else all the time; let one "
@@ -92,7 +96,8 @@ class History:
         write_deltalake(
             self._location if table is None else table,
             self._rows(source, events),
-            mode="append",
+            # Not to what somebody else makes meanwhile: it may have these events.
+            mode="error" if table is None else "append",
             name=_NAME if table is None else None,
             partition_by=["day"],
             schema_mode=None if table is None else "merge",
