@@ -129,6 +129,16 @@ def test_two_drivers_that_begin_a_history_at_the_same_moment_add_nothing_twice(f
     assert [sequence for _, sequence in rows(folder)] == [1, 2, 3]
 
 
+def test_a_history_that_begins_in_the_middle_of_a_topic_says_so_once(folder, caplog):
+    history = History(folder, MEDIA)
+    history.append("events@1", told(1, 2))
+    assert not caplog.records
+    history.append("events@2", told(7, 8))
+    history.append("events@2", told(8, 9))
+    [said] = caplog.messages
+    assert "begins with message 7 of events@2" in said
+
+
 def test_a_history_of_an_earlier_version_is_refused(tmp_path):
     (tmp_path / "batch=0").mkdir()
     with pytest.raises(FailedPreconditionError, match="earlier version"):

@@ -8,6 +8,7 @@ their topic has forgotten stay. Spark reads the Parquet files of the table's pre
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
+_log = logging.getLogger("penstock.spark")
 SCHEMA_VERSION = 1
 _NAME = f"penstock job events, schema {SCHEMA_VERSION}"
 _NAMES = re.compile(r"penstock job events, schema (\d+)")
@@ -83,6 +85,13 @@ class History:
                 if table is None and _open(self._location) is not None:
                     continue  # Somebody else has made it meanwhile.
                 raise
+            if known is None and fresh[0].sequence > 1:
+                _log.warning(
+                    "The history %s begins with message %d of %s: what came before is not in it. "
+                    "If the topic has it still, a new history with a new checkpoint for the "
+                    "projection would have it too",
+                    *(self._location, fresh[0].sequence, source),
+                )
             return len(fresh)
         raise UnavailableError(
             f"The history {self._location} is changed by somebody else all the time; let one "
