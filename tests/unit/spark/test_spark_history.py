@@ -1,6 +1,7 @@
 """The history: what is in it says what is added."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -9,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from penstock.errors import FailedPreconditionError, NotFoundError
 from penstock.jobs import MEDIA, JobFailed, JobQueued, MediaType
-from penstock.spark.jobs.history import History, Told, compact
+from penstock.spark.jobs.history import History, Told, check_there, compact, places_of
 
 START = datetime(2026, 3, 1, 23, 59, 58, tzinfo=UTC)
 
@@ -179,6 +180,18 @@ def test_the_day_of_an_event_is_that_of_utc(folder):
     )
     [row] = DeltaTable(folder).to_pyarrow_table().to_pylist()
     assert (str(row["day"]), row["at"]) == ("2026-03-01", START)
+
+
+@pytest.mark.parametrize("name", ["history", "jürgen grüße", "100% a#b?c"])
+def test_files_are_where_it_says_whatever_their_folder_is_called(tmp_path, name):
+    folder = str(tmp_path / name)
+    History(folder, MEDIA).append("events@1", told(1, 2))
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    for place in (folder, link):
+        base, *files = places_of(check_there(str(place)))
+        assert len(files) == 2
+        assert all(Path(file).is_file() and file.startswith(base) for file in files), files
 
 
 def test_what_is_not_there_cannot_be_compacted(folder):

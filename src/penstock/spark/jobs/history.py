@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -150,7 +151,16 @@ def read_history(spark: SparkSession, location: str) -> DataFrame:
     table = check_there(location)
     # The table's own: files that were written before a column was there do not have it.
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
-    return spark.read.schema(schema).option("basePath", location).parquet(*table.file_uris())
+    base, *files = places_of(table)
+    return spark.read.schema(schema).option("basePath", base).parquet(*files)
+
+
+def places_of(table: DeltaTable) -> list[str]:
+    """Its folder, and in it the files of the present version. Those of this machine are paths, and
+    not the URLs that delta-rs says: in those a blank is %20."""
+    found = [table.table_uri, *table.file_uris()]
+    local = ("file:///", "/")
+    return [unquote(uri.removeprefix("file://")) if uri.startswith(local) else uri for uri in found]
 
 
 def compact(location: str, *, keep_hours: int = 168) -> Compacted:
