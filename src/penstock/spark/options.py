@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -34,7 +34,7 @@ _LAST_MOMENT = 253_402_300_799_999_999
 class SourceOptions:
     """What `readStream` and `read` were told; see docs/spark.md for each."""
 
-    url: str
+    url: str = field(repr=False)
     topics: tuple[str, ...] = ()
     pattern: str = ""
     """Instead: what their names match, and those of topics that come later."""
@@ -127,7 +127,7 @@ class SourceOptions:
 class SinkOptions:
     """What `writeStream` and `write` were told."""
 
-    url: str
+    url: str = field(repr=False)
     topic: str = ""
     fence: bool = False
     fence_topic: str = "penstock-fences"
