@@ -7,8 +7,11 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from penstock import PubSub
+from penstock.errors import FailedPreconditionError
 from penstock.message import Record
+from penstock.spark.options import SourceOptions
 from penstock.spark.queue.spool import Spool, segment_path
+from penstock.spark.queue.stream import QueueStreamReader
 from penstock.spark.schema import arrow_schema, source_schema
 from tests.support.nats_scenes import fill
 from tests.support.servers import NatsServer
@@ -180,6 +183,15 @@ def test_what_was_not_finished_never_was(folder):
     again = opened(folder)
     assert (again.next, list(folder.glob("*.new"))) == (2, [])
     again.close()
+
+
+def test_a_checkpoint_of_topics_is_none_of_a_queue(folder):
+    given = {"url": "nats://nowhere", "mode": "queue", "subscription": "billing"}
+    options = SourceOptions.of({**given, "spoolLocation": str(folder)})
+    reader = QueueStreamReader(options, source_schema(headers=False))
+    with pytest.raises(FailedPreconditionError, match="read orders as a log"):
+        reader.partitions({"orders": 1}, {"orders": 5})
+    reader.stop()
 
 
 def test_two_queries_do_not_share_a_spool(folder, monkeypatch):
