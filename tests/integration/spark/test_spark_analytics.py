@@ -117,6 +117,12 @@ def test_a_part_of_the_time_may_be_asked_for(spark, history):
         open_history(spark, history, since=datetime(2026, 3, 1))  # noqa: DTZ001
 
 
+def test_how_long_was_waited_is_not_known_where_the_step_before_is_left_out(spark, history):
+    open_history(spark, history, since=at(10))
+    found = {row.stage: row.waited_p50 for row in answer(spark, "stages").collect()}
+    assert found == {"MetadataReady": None, "TranscriptComplete": 10.0, "Failed": None}
+
+
 def test_a_report_that_there_is_not_is_refused(spark):
     with pytest.raises(InvalidArgumentError, match="stages, hours, throughput"):
         answer(spark, "weather")
