@@ -96,6 +96,16 @@ class Planner:
             )
         return extent.end if sequence is None else sequence
 
+    def check_reached(self, start: Offsets) -> None:
+        """Raise if a stream was to begin beyond the end of a topic: batches could not be planned,
+        and its checkpoint would say so for ever."""
+        for topic, extent in self.extents().items():
+            if start[topic] > extent.end:
+                raise InvalidArgumentError(
+                    f"The stream begins at {start[topic]}, and the next message of topic {topic!r} "
+                    f"will be {extent.end}; give a sequence that is there, or 'latest'"
+                )
+
     def ranges(
         self, start: Offsets, end: Offsets, *, promised: Collection[str] | None = None
     ) -> list[LogRange]:
