@@ -7,12 +7,13 @@ from typing import Any
 
 
 def offsets_behind(progress: Any) -> dict[str, int]:
-    """Messages of each topic that were there and not in the batch, by a query's `lastProgress`.
+    """Messages of each topic that were there and not in the batch, by a query's `lastProgress`;
+    none before it has any.
 
     What Kafka's source says in `metrics`; Spark 4.3 asks no Python source for any.
     """
     found: dict[str, int] = {}
-    for source in progress["sources"]:
+    for source in () if progress is None else progress["sources"]:
         end, latest = offsets_of(source["endOffset"]), offsets_of(source["latestOffset"])
         for topic, at in latest.items():
             found[topic] = found.get(topic, 0) + max(0, at - end.get(topic, 0))

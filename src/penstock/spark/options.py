@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -26,13 +26,15 @@ _ELSEWHERE = {
     "penstock; make a view: CREATE TEMPORARY VIEW … USING penstock OPTIONS (…)",
 }
 _FLAGS = {"true": True, "false": False}
+# Of the year 9999, in microseconds: what is later was meant in another unit.
+_LAST_MOMENT = 253_402_300_799_999_999
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
     """What `readStream` and `read` were told; see docs/spark.md for each."""
 
-    url: str
+    url: str = field(repr=False)
     topics: tuple[str, ...] = ()
     pattern: str = ""
     """Instead: what their names match, and those of topics that come later."""
@@ -125,7 +127,7 @@ class SourceOptions:
 class SinkOptions:
     """What `writeStream` and `write` were told."""
 
-    url: str
+    url: str = field(repr=False)
     topic: str = ""
     fence: bool = False
     fence_topic: str = "penstock-fences"
@@ -244,7 +246,10 @@ def _position(options: _Options, end: str, default: Position) -> Position:
         raise InvalidArgumentError(
             f"Set one of the options {', '.join(map(repr, names))}, not several"
         )
-    return found[0] if found else default
+    if not found:
+        return default
+    # Topics that it does not name begin, or end, as they would without it.
+    return replace(found[0], edge=default.edge) if found[0].topics else found[0]
 
 
 def _at_moment(text: str) -> Position:
@@ -257,7 +262,8 @@ def _at_moments(text: str) -> Position:
         found = json.loads(text)
     except ValueError:
         found = None
-    if not isinstance(found, dict) or not all(type(at) is int for at in found.values()):
+    named = found.values() if isinstance(found, dict) else ()
+    if not named or not all(type(at) is int and at <= _LAST_MOMENT // 1000 for at in named):
         raise InvalidArgumentError(
             f'must be milliseconds by topic, as in {{"orders": 1767225600000}}, not {text!r}'
         )
@@ -273,10 +279,8 @@ def _offsets(text: str) -> Position:
         found = json.loads(text)
     except ValueError:
         found = None
-    if not isinstance(found, dict) or not all(
-        isinstance(at, int) and not isinstance(at, bool) and (at >= 1 or at in (-1, -2))
-        for at in found.values()
-    ):
+    named = found.values() if isinstance(found, dict) else ()
+    if not named or not all(type(at) is int and (at >= 1 or at in (-1, -2)) for at in named):
         raise InvalidArgumentError(
             "must be earliest, latest or sequences by topic, as in "
             f'{{"orders": 17}} (-2: earliest, -1: latest), not {text!r}'
@@ -286,7 +290,7 @@ def _offsets(text: str) -> Position:
 
 def _moment(text: str) -> int:
     """Microseconds since the epoch, from ISO 8601 or from milliseconds."""
-    if text.lstrip("-").isdigit():
+    if text.removeprefix("-").isdecimal() and int(text) * 1000 <= _LAST_MOMENT:
         return int(text) * 1000
     try:
         moment = datetime.fromisoformat(text)
@@ -306,7 +310,7 @@ def _filter(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise InvalidArgumentError(f"must be a whole number above 0, not {text!r}")
     return int(text)
 
@@ -324,7 +328,7 @@ def _seconds(text: str) -> float:
 def _duration(text: str) -> float:
     """Seconds, or as Kafka's readers write them: 500ms, 30s, 15m, 1h."""
     for unit, seconds in (("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)):
-        if text.endswith(unit) and text[: -len(unit)].isdigit():
+        if text.endswith(unit) and text[: -len(unit)].isdecimal():
             return int(text[: -len(unit)]) * seconds
     return _seconds(text)
 

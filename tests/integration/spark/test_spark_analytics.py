@@ -117,6 +117,12 @@ def test_a_part_of_the_time_may_be_asked_for(spark, history):
         open_history(spark, history, since=datetime(2026, 3, 1))  # noqa: DTZ001
 
 
+def test_how_long_was_waited_is_not_known_where_the_step_before_is_left_out(spark, history):
+    open_history(spark, history, since=at(10))
+    found = {row.stage: row.waited_p50 for row in answer(spark, "stages").collect()}
+    assert found == {"MetadataReady": None, "TranscriptComplete": 10.0, "Failed": None}
+
+
 def test_a_report_that_there_is_not_is_refused(spark):
     with pytest.raises(InvalidArgumentError, match="stages, hours, throughput"):
         answer(spark, "weather")
@@ -129,7 +135,7 @@ def test_every_report_answers_on_an_old_history_without_its_columns(spark, tmp_p
     folder = str(tmp_path / "history")
     made = History(folder, MEDIA)
     old = made._rows("events@1", [Told(1, at(1), EVENTS[0])]).drop_columns(["took", "retries"])
-    write_deltalake(folder, old, partition_by=["day"])
+    write_deltalake(folder, old, partition_by=["day"], name="penstock job events, schema 1")
     made.append("events@1", [Told(2, at(50), EVENTS[3])])
     assert {"took", "retries"} <= set(DeltaTable(folder).to_pyarrow_table().column_names)
     open_history(spark, folder)

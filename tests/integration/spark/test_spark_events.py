@@ -27,10 +27,11 @@ from penstock.spark.jobs.events import events_of
 from penstock.spark.jobs.history import History, Told, read_history
 from tests.support.nats_scenes import make
 from tests.support.servers import NatsServer
-from tests.support.spark_scenes import run_available, stream, table
+from tests.support.spark_scenes import PATIENCE, run_available, stream, table
 
 pytestmark = pytest.mark.timeout(600)
 EXAMPLE = Path(__file__).parents[3] / "examples" / "job_tables"
+PAGE = Path(__file__).parents[3] / "docs" / "pipeline.md"
 START = datetime(2026, 3, 1, 23, 59, 50, tzinfo=UTC)
 
 
@@ -84,6 +85,32 @@ def test_rows_of_a_stream_are_those_of_the_history(spark, url, history, tmp_path
     assert found.select(columns).orderBy("sequence").collect() == (
         kept.select(columns).orderBy("sequence").collect()
     )
+
+
+def test_the_windows_of_the_page_count_events_by_the_hour(spark, url):
+    blocks = PAGE.read_text().split("```")[1::2]
+    [block] = [block for block in blocks if "withWatermark" in block]
+    names = {"spark": spark, "url": url}
+    exec(block.partition("\n")[2], names)  # noqa: S102
+    query = (
+        names["hourly"]
+        .writeStream.format("memory")
+        .queryName("hourly")
+        .outputMode("complete")
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(PATIENCE), "the query did not end"
+    finally:
+        query.stop()
+    found = spark.table("hourly").selectExpr("hour(window.start) AS hour", "stage", "count AS jobs")
+    assert {(row.hour, row.stage): row.jobs for row in found.collect()} == {
+        (23, "Queued"): 2,
+        (23, "MetadataReady"): 1,
+        (0, "TranscriptComplete"): 1,
+        (0, "Failed"): 1,
+    }
 
 
 class Registered(GraphElementRegistry):

@@ -7,8 +7,11 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from penstock import PubSub
+from penstock.errors import FailedPreconditionError
 from penstock.message import Record
+from penstock.spark.options import SourceOptions
 from penstock.spark.queue.spool import Spool, segment_path
+from penstock.spark.queue.stream import QueueStreamReader
 from penstock.spark.schema import arrow_schema, source_schema
 from tests.support.nats_scenes import fill
 from tests.support.servers import NatsServer
@@ -141,6 +144,20 @@ def test_a_message_that_comes_again_is_not_spooled_again(folder):
     spool.close()
 
 
+def test_an_id_that_is_used_again_is_another_message_also_after_a_restart(folder):
+    def reports(*seconds):
+        return [Record(n, "report", b"%d" % n, {}, None, "jobs", n * 10**9) for n in seconds]
+
+    spool = opened(folder)
+    assert spool.seal(reports(1, 601), "jobs") == 2
+    assert spool.seal(reports(1, 1201), "jobs") == 1
+    spool.forget(2)
+    spool.close()
+    again = opened(folder)
+    assert again.seal(reports(1, 601, 1201, 1801), "jobs") == 1
+    again.close()
+
+
 def test_ids_and_numbers_outlive_the_process_and_the_segments(folder):
     spool = opened(folder)
     spool.seal([record(1)], "jobs")
@@ -166,6 +183,15 @@ def test_what_was_not_finished_never_was(folder):
     again = opened(folder)
     assert (again.next, list(folder.glob("*.new"))) == (2, [])
     again.close()
+
+
+def test_a_checkpoint_of_topics_is_none_of_a_queue(folder):
+    given = {"url": "nats://nowhere", "mode": "queue", "subscription": "billing"}
+    options = SourceOptions.of({**given, "spoolLocation": str(folder)})
+    reader = QueueStreamReader(options, source_schema(headers=False))
+    with pytest.raises(FailedPreconditionError, match="read orders as a log"):
+        reader.partitions({"orders": 1}, {"orders": 5})
+    reader.stop()
 
 
 def test_two_queries_do_not_share_a_spool(folder, monkeypatch):

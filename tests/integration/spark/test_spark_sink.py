@@ -72,6 +72,15 @@ def test_a_large_table_arrives_whole(spark, server):
     assert sorted(map(int, stored(server.url, "many"))) == list(range(30_000))
 
 
+def test_rows_of_a_partition_keep_their_order_on_the_way_to_each_topic(spark, server):
+    make(server.url, "even", "odd")
+    frame = spark.range(4000, numPartitions=1)
+    topic = "if(id % 2 = 0, 'even', 'odd') as topic"
+    save(frame.selectExpr("cast(id as string) as data", topic), server.url)
+    assert [*map(int, stored(server.url, "even"))] == list(range(0, 4000, 2))
+    assert [*map(int, stored(server.url, "odd"))] == list(range(1, 4000, 2))
+
+
 def test_a_stream_is_published_once_however_often_its_batches_run(spark, server, tmp_path):
     make(server.url, "copied")
     frame = stream(spark, server.url, "orders", maxOffsetsPerTrigger=80).select("data")

@@ -21,3 +21,7 @@ def test_what_another_source_says_is_left_alone():
     """A rate source has a number, and files have a position of their own."""
     progress = {"sources": [source("17", "20"), source('{"logOffset": 3}', None), source(None, "")]}
     assert offsets_behind(progress) == {}
+
+
+def test_a_query_that_has_ended_no_batch_says_nothing():
+    assert offsets_behind(None) == {}

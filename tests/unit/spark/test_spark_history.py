@@ -1,13 +1,16 @@
 """The history: what is in it says what is added."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
+import msgspec
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from penstock.errors import FailedPreconditionError, NotFoundError
 from penstock.jobs import MEDIA, JobFailed, JobQueued, MediaType
-from penstock.spark.jobs.history import History, Told, compact
+from penstock.spark.jobs.history import History, Told, check_there, compact, places_of
 
 START = datetime(2026, 3, 1, 23, 59, 58, tzinfo=UTC)
 
@@ -113,10 +116,82 @@ def test_a_second_driver_adds_nothing_twice(folder, monkeypatch):
     assert [sequence for _, sequence in rows(folder)] == [1, 2, 3]
 
 
+def test_two_drivers_that_begin_a_history_at_the_same_moment_add_nothing_twice(folder, monkeypatch):
+    one, other = History(folder, MEDIA), History(folder, MEDIA)
+    write = one._write
+
+    def late(table, *rest):
+        monkeypatch.setattr(one, "_write", write)
+        other.append("events@1", told(1, 2))
+        write(table, *rest)
+
+    monkeypatch.setattr(one, "_write", late)
+    assert one.append("events@1", told(1, 2, 3)) == 1
+    assert [sequence for _, sequence in rows(folder)] == [1, 2, 3]
+
+
+def test_a_history_that_begins_in_the_middle_of_a_topic_says_so_once(folder, caplog):
+    history = History(folder, MEDIA)
+    history.append("events@1", told(1, 2))
+    assert not caplog.records
+    history.append("events@2", told(7, 8))
+    history.append("events@2", told(8, 9))
+    [said] = caplog.messages
+    assert "begins with message 7 of events@2" in said
+
+
 def test_a_history_of_an_earlier_version_is_refused(tmp_path):
     (tmp_path / "batch=0").mkdir()
     with pytest.raises(FailedPreconditionError, match="earlier version"):
         History(str(tmp_path), MEDIA)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (None, "no history of jobs"),
+        ("sales", "no history of jobs .its name is 'sales'"),
+        ("penstock job events, schema 2", "is of schema 2, which a later version"),
+    ],
+)
+def test_a_table_that_is_another_s_is_left_alone(folder, name, says):
+    write_deltalake(folder, pa.table({"sequence": [1]}), name=name)
+    with pytest.raises(FailedPreconditionError, match=says):
+        History(folder, MEDIA).append("events@1", told(1))
+    with pytest.raises(FailedPreconditionError, match=says):
+        compact(folder)
+    assert DeltaTable(folder).version() == 0
+
+
+def test_a_history_is_one_after_a_column_was_added_and_files_were_put_together(folder):
+    history = History(folder, MEDIA)
+    history.append("events@1", told(1))
+    history._facts["colour"] = pa.string()
+    assert history.append("events@1", told(2)) == 1
+    compact(folder)
+    assert history.append("events@1", told(2, 3)) == 1
+
+
+def test_the_day_of_an_event_is_that_of_utc(folder):
+    [one] = told(1)
+    elsewhere = START.astimezone(timezone(timedelta(hours=2)))
+    History(folder, MEDIA).append(
+        "events@1", [one._replace(event=msgspec.structs.replace(one.event, at=elsewhere))]
+    )
+    [row] = DeltaTable(folder).to_pyarrow_table().to_pylist()
+    assert (str(row["day"]), row["at"]) == ("2026-03-01", START)
+
+
+@pytest.mark.parametrize("name", ["history", "jürgen grüße", "100% a#b?c"])
+def test_files_are_where_it_says_whatever_their_folder_is_called(tmp_path, name):
+    folder = str(tmp_path / name)
+    History(folder, MEDIA).append("events@1", told(1, 2))
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    for place in (folder, link):
+        base, *files = places_of(check_there(str(place)))
+        assert len(files) == 2
+        assert all(Path(file).is_file() and file.startswith(base) for file in files), files
 
 
 def test_what_is_not_there_cannot_be_compacted(folder):

@@ -4,6 +4,7 @@ import pytest
 
 from penstock.connect import BrokerKind, register_broker
 from penstock.errors import InvalidArgumentError, UnimplementedError
+from penstock.spark.jobs.workplace import Workplace
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.ranges import open_patiently
 from penstock.spark.schema import source_schema
@@ -94,9 +95,36 @@ def test_what_is_written_otherwise_elsewhere_is_named(options, says):
         read(**options)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("minPartitions", "²", "whole number"),
+        ("maxTriggerDelay", "²s", "must be seconds"),
+        ("startingTimestamp", "--5", "milliseconds"),
+        # Microseconds, and nanoseconds.
+        ("startingTimestamp", "1767225600000000", "milliseconds"),
+        ("endingOffsetsByTimestamp", '{"orders": 1767225600000000000}', "milliseconds"),
+        ("startingOffsets", '{"orders": true}', "sequences by topic"),
+        ("endingOffsets", "{}", "sequences by topic"),
+        ("endingOffsetsByTimestamp", "{}", "milliseconds by topic"),
+    ],
+)
+def test_what_only_looks_like_a_number_or_a_time_is_refused(name, text, says):
+    with pytest.raises(InvalidArgumentError, match=says):
+        read(topic="orders", **{name: text})
+
+
 def test_a_table_whose_options_spark_forgot_says_what_to_use():
     with pytest.raises(InvalidArgumentError, match="CREATE TEMPORARY VIEW"):
         SourceOptions.of({})
+
+
+def test_what_travels_to_tasks_says_no_password_when_it_is_printed():
+    given = {"url": "nats://ann:secret@nowhere", "topic": "orders"}
+    settings = Workplace(b'{"database": "postgresql://ann:secret@nowhere"}', "shop:JOBS", "7")
+    for printed in map(repr, (SourceOptions.of(given), SinkOptions.of(given), settings)):
+        assert "secret" not in printed
+        assert "orders" in printed or "shop:JOBS" in printed
 
 
 def test_a_stream_has_no_end():

@@ -51,6 +51,16 @@ def test_positions_are_found_in_every_topic(log):
     assert planner.resolve(by_topic) == {"bills": 1, "orders": 6}
 
 
+@pytest.mark.parametrize(
+    "ending",
+    [{"endingOffsets": '{"orders": 5}'}, {"endingOffsetsByTimestamp": '{"orders": 5000}'}],
+)
+def test_topics_that_an_end_does_not_name_are_read_to_their_own(log, ending):
+    log.fill("bills", 4)
+    wanted = options("orders,bills", **ending)
+    assert Planner(wanted, log).resolve(wanted.ending) == {"bills": 5, "orders": 5}
+
+
 def test_a_time_that_nothing_is_as_late_as_is_the_end_or_an_error_as_the_options_say(log):
     late = {"startingOffsetsByTimestamp": '{"orders": 11000}'}
     lenient = options(**late)
@@ -125,6 +135,42 @@ def test_only_queues_are_consumed_and_each_sequence_once(log):
     for committed in (4, 4, 3, 8):
         planner.consume({"orders": 5, "tasks": committed})
     assert [call for call in log.calls if "purge" in call] == ["purge tasks 4", "purge tasks 8"]
+
+
+@pytest.mark.parametrize("size", [6, 500])
+def test_a_queue_that_was_made_anew_keeps_what_nobody_has_read(log, size):
+    log.topics["orders"].is_queue = True
+    running = Planner(options(), log)
+    running.consume({"orders": 5})
+    log.topics["orders"] = FakeTopic()
+    log.fill("orders", size).is_queue = True
+    with pytest.raises(FailedPreconditionError, match="deleted and created again"):
+        running.consume({"orders": 11})
+    assert len(log.topics["orders"].messages) == size
+
+
+def test_a_queue_that_was_made_anew_before_a_restart_keeps_what_nobody_has_read(log):
+    log.topics["orders"].is_queue = True
+    with pytest.raises(FailedPreconditionError, match="deleted and created again"):
+        Planner(options(), log).consume({"orders": 12})
+    assert len(log.topics["orders"].messages) == 10
+
+
+@pytest.mark.parametrize(
+    ("starting", "left"),
+    [
+        ({"startingOffsets": "latest"}, 10),
+        ({"startingOffsets": '{"orders": 4}'}, 10),
+        ({"startingTimestamp": "4000"}, 10),
+        ({"startingOffsets": '{"orders": 1}'}, 3),
+        ({"startingOffsets": '{"orders": -2}'}, 3),
+        ({}, 3),
+    ],
+)
+def test_what_lies_before_the_start_of_a_queue_is_read_by_nobody_and_stays(log, starting, left):
+    log.topics["orders"].is_queue = True
+    Planner(options(**starting), log).consume({"orders": 8})
+    assert len(log.topics["orders"].messages) == left
 
 
 def test_a_queue_takes_no_filter(log):

@@ -46,6 +46,12 @@ def test_a_row_with_its_place_in_the_source_is_called_the_same_in_any_batch():
     assert ids(row)[0].startswith("q-orders-7-")
 
 
+@pytest.mark.parametrize("place", [(None, None), ("orders", None), (None, 7)])
+def test_equal_rows_without_a_place_in_the_source_are_told_apart_by_their_batch(place):
+    row = table([(b"a", *place)], *NAMES)
+    assert ids(row) != ids(row, number="2")
+
+
 def test_what_was_made_of_one_message_has_ids_of_its_own_whichever_task_has_it():
     one, other = table([(b"a", "orders", 7)], *NAMES), table([(b"b", "orders", 7)], *NAMES)
     assert ids(one) != ids(other)

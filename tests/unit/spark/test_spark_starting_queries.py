@@ -8,7 +8,7 @@ from pyspark.cloudpickle import dumps, loads
 from penstock.jobs import load_settings
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.spark.jobs.event_source import EventSource
-from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline
+from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
 from penstock.spark.jobs.stage_source import StageTask
 from penstock.spark.jobs.workplace import Workplace
 
@@ -30,10 +30,20 @@ class Session:
         raise LoadedError
 
 
-def test_each_query_that_is_started_has_a_source_of_its_own(tmp_path):
-    settings = load_settings(
+@pytest.fixture
+def settings(tmp_path):
+    return load_settings(
         environ={}, url="nats://127.0.0.1", database=f"sqlite:///{tmp_path}/jobs.db"
     )
+
+
+def test_stages_run_once_and_in_their_order_however_they_are_asked_for(settings, tmp_path):
+    asked = ("projection", "transcription", "metadata", "transcription")
+    options = PipelineOptions(checkpoints=str(tmp_path), stages=asked)
+    assert queries_of(settings, options) == ("metadata", "transcription", "projection")
+
+
+def test_each_query_that_is_started_has_a_source_of_its_own(settings, tmp_path):
     spark = Session()
     pipeline = SparkPipeline(spark, settings, PipelineOptions(checkpoints=str(tmp_path)))
     workplace = pipeline._workplace = Workplace(b"{}", MEDIA_REFERENCE, "here")

@@ -3,7 +3,12 @@
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock.errors import FailedPreconditionError, TopicNotFoundError, UnavailableError
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from penstock.spark.options import SourceOptions
 from penstock.spark.schema import source_schema
 from penstock.spark.source import stream
@@ -141,3 +146,9 @@ def test_new_topics_are_not_looked_for_while_the_broker_is_away(log, time, there
     there.clear()
     time.now += 10
     assert reading.latestOffset(at, ReadAllAvailable()) == {"orders": 4, "orders-old": 2}
+
+
+def test_a_stream_that_is_to_begin_beyond_the_end_of_a_topic_is_refused(log, time):
+    assert reader(log, startingOffsets='{"orders": 4}').initialOffset() == {"orders": 4}
+    with pytest.raises(InvalidArgumentError, match=r"begins at 5, .* 'orders' will be 4"):
+        reader(log, startingOffsets='{"orders": 5}').initialOffset()

@@ -27,7 +27,7 @@ SELECT
   source, sequence, job_id, run, media_type, stage, previous_stage, at, publish_time,
   date_trunc('HOUR', at) AS hour,
   took, coalesce(retries, 0) AS retries, reason,
-  greatest(0, elapsed - coalesce(took, 0)) AS waited,
+  if(elapsed IS NULL, NULL, greatest(0, elapsed - coalesce(took, 0))) AS waited,
   greatest(0, (unix_micros(publish_time) - unix_micros(at)) / 1e6) AS told_after,
   greatest(0, (unix_micros(reached) - unix_micros(at)) / 1e6) AS late,
   stage IN ({ends}) AS ended,

@@ -8,10 +8,14 @@ their topic has forgotten stay. Spark reads the Parquet files of the table's pre
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -24,8 +28,10 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
+_log = logging.getLogger("penstock.spark")
 SCHEMA_VERSION = 1
 _NAME = f"penstock job events, schema {SCHEMA_VERSION}"
+_NAMES = re.compile(r"penstock job events, schema (\d+)")
 _MOMENT = pa.timestamp("us", tz="UTC")
 _TYPES: dict[type, pa.DataType] = {
     msgspec.inspect.IntType: pa.int64(),
@@ -64,7 +70,7 @@ class History:
     def append(self, source: str, events: Sequence[Told]) -> int:
         """Add what is not there yet of events in the order of their topic; how many that was.
         `source` names the topic, another one when it is made anew."""
-        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import CommitFailedError, DeltaError
 
         for _ in range(_TRIES):
             table = _open(self._location)
@@ -76,6 +82,17 @@ class History:
                 self._write(table, source, fresh)
             except CommitFailedError:
                 continue
+            except DeltaError:
+                if table is None and _open(self._location) is not None:
+                    continue  # Somebody else has made it meanwhile.
+                raise
+            if known is None and fresh[0].sequence > 1:
+                _log.warning(
+                    "The history %s begins with message %d of %s: what came before is not in it. "
+                    "If the topic has it still, a new history with a new checkpoint for the "
+                    "projection would have it too",
+                    *(self._location, fresh[0].sequence, source),
+                )
             return len(fresh)
         raise UnavailableError(
             f"The history {self._location} is changed by somebody else all the time; let one "
@@ -89,7 +106,8 @@ class History:
         write_deltalake(
             self._location if table is None else table,
             self._rows(source, events),
-            mode="append",
+            # Not to what somebody else makes meanwhile: it may have these events.
+            mode="error" if table is None else "append",
             name=_NAME if table is None else None,
             partition_by=["day"],
             schema_mode=None if table is None else "merge",
@@ -122,7 +140,7 @@ class History:
         for name, kind in self._facts.items():
             columns[name] = column(kind, _facts(said, name, kind))
         columns["correlation_id"] = column(pa.string(), (e.correlation_id for e in said))
-        columns["day"] = column(pa.date32(), (e.at.date() for e in said))
+        columns["day"] = column(pa.date32(), (e.at.astimezone(UTC).date() for e in said))
         return pa.table(columns)
 
 
@@ -133,7 +151,16 @@ def read_history(spark: SparkSession, location: str) -> DataFrame:
     table = check_there(location)
     # The table's own: files that were written before a column was there do not have it.
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
-    return spark.read.schema(schema).option("basePath", location).parquet(*table.file_uris())
+    base, *files = places_of(table)
+    return spark.read.schema(schema).option("basePath", base).parquet(*files)
+
+
+def places_of(table: DeltaTable) -> list[str]:
+    """Its folder, and in it the files of the present version. Those of this machine are paths, and
+    not the URLs that delta-rs says: in those a blank is %20."""
+    found = [table.table_uri, *table.file_uris()]
+    local = ("file:///", "/")
+    return [unquote(uri.removeprefix("file://")) if uri.startswith(local) else uri for uri in found]
 
 
 def compact(location: str, *, keep_hours: int = 168) -> Compacted:
@@ -152,9 +179,27 @@ def _open(location: str) -> DeltaTable | None:
     from deltalake.exceptions import TableNotFoundError
 
     try:
-        return DeltaTable(location)
+        table = DeltaTable(location)
     except TableNotFoundError:
         return None
+    _check_name(location, table.metadata().name)
+    return table
+
+
+def _check_name(location: str, name: str | None) -> None:
+    """Refuse a table that is no history, whose columns ours would be mixed with, and one of a later
+    version, which may mean something else by them."""
+    found = _NAMES.fullmatch(name or "")
+    if found is None:
+        raise FailedPreconditionError(
+            f"{location} is a Delta table and no history of jobs (its name is {name!r}); give a "
+            "folder of its own"
+        )
+    if int(found[1]) > SCHEMA_VERSION:
+        raise FailedPreconditionError(
+            f"The history {location} is of schema {found[1]}, which a later version of Penstock "
+            f"writes; this one knows {SCHEMA_VERSION}. Install the later one, or give a new folder"
+        )
 
 
 def check_there(location: str) -> DeltaTable:

@@ -98,7 +98,8 @@ def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ..
         raise InvalidArgumentError(
             f"Stages are {', '.join(every)}, not {', '.join(sorted(unknown)) or 'none'}"
         )
-    return chosen
+    # As they follow each other, whoever asks for them: one works on what the one before says.
+    return tuple(name for name in every if name in chosen)
 
 
 def _check_queues(settings: JobSettings, options: PipelineOptions) -> None:

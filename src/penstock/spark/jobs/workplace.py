@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class Workplace:
     database that the driver uses.
     """
 
-    settings: bytes
+    settings: bytes = field(repr=False)
     pipeline: str
     identity: str
 

@@ -6,7 +6,7 @@ the batch that read it is committed; the ids in it are remembered for a while lo
 message whose ack was lost comes again.
 
     segment-000000000007.arrow     rows, in Arrow's stream format
-    segment-000000000007.ids       the ids of a segment that was deleted
+    segment-000000000007.ids       ids and times of a segment that was deleted
     lock                           held by the one who writes here
 """
 
@@ -70,9 +70,10 @@ class Spool:
         for path in sorted(self._folder.glob("segment-*.arrow")):
             number = int(path.stem.partition("-")[2])
             with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
-                ids = stream.read_all().column("message_id").to_pylist()
-            self._remember(number, set(ids))
-            self.rows[number], self.sizes[number] = len(ids), path.stat().st_size
+                rows = stream.read_all()
+            ids, times = rows.column("message_id"), rows.column("publish_time").cast(pa.int64())
+            self._remember(number, set(map(_sign, ids.to_pylist(), times.to_pylist())))
+            self.rows[number], self.sizes[number] = len(rows), path.stat().st_size
             self.next = max(self.next, number + 1)
         for path in self._folder.glob("segment-*.ids"):
             number = int(path.stem.partition("-")[2])
@@ -107,8 +108,9 @@ class Spool:
         """Store what is new among `records`, durably; returns how many that were."""
         fresh: dict[str, Record] = {}
         for record in records:
-            if record.message_id not in self._known:
-                fresh.setdefault(record.message_id, record)
+            sign = _sign(record.message_id, record.publish_time_ns // 1000)
+            if sign not in self._known:
+                fresh.setdefault(sign, record)
         if not fresh:
             return 0
         path = self._path(self.next)
@@ -164,6 +166,12 @@ class Spool:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _sign(message_id: str, published_us: int) -> str:
+    """What tells a message from others: a publisher may use an id again, and a message that comes
+    again was published when it was."""
+    return f"{message_id}@{published_us}"
 
 
 def segment_path(folder: Path, number: int) -> Path:

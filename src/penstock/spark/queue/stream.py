@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.connect import connect, hold_server
-from penstock.errors import DataLossError
+from penstock.errors import DataLossError, FailedPreconditionError
 from penstock.own_server import Hold
 from penstock.spark.loss import report_loss
 from penstock.spark.options import SourceOptions
@@ -85,7 +85,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Called only once what lies before `start` is committed: it is deleted here."""
-        spool, begin = self._opened(), int(start["segment"])
+        spool, begin = self._opened(), _segment(start)
         self._check_start(spool, begin)
         spool.forget(begin)
         spool.begin_at(begin)
@@ -120,7 +120,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         spool = self._opened()
-        first, last = int(start["segment"]), int(end["segment"]) - 1
+        first, last = _segment(start), _segment(end) - 1
         missing = [n for n in range(first, last + 1) if n not in spool.rows]
         if missing:
             report_loss(
@@ -143,6 +143,15 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_spool": None, "_spooler": None, "_hold": None}
+
+
+def _segment(offset: Mapping[str, int]) -> int:
+    if "segment" not in offset:
+        raise FailedPreconditionError(
+            f"The checkpoint is that of a query that read {', '.join(sorted(offset))} as a log, "
+            "and this one reads a queue; begin with a new checkpoint"
+        )
+    return int(offset["segment"])
 
 
 def read_segments(options: SourceOptions, part: Segments) -> Iterator[pa.RecordBatch]:

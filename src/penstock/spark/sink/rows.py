@@ -68,8 +68,11 @@ class Rows:
         sequences = batch.column("sequence").to_pylist()
         if self._topic and "topic" in names:
             sources = batch.column("topic").to_pylist()
-            pairs = zip(sources, sequences, strict=True)
-            return (f"{self._query}-{source}-{sequence}" for source, sequence in pairs)
+            # A row of an outer join may come from nowhere.
+            return (
+                own if source is None or sequence is None else f"{self._query}-{source}-{sequence}"
+                for source, sequence in zip(sources, sequences, strict=True)
+            )
         return (f"{own}-{sequence}" for sequence in sequences)
 
     def _named(self, scope: str, digest: str) -> str:

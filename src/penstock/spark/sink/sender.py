@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from itertools import groupby
 
 from penstock.broker import Broker
 from penstock.connect import connect
@@ -42,17 +41,25 @@ class Sender:
             tuple[list[tuple[str, Draft]], asyncio.Task[list[PenstockError | None]]]
         ]
         self._flying = deque()
+        self._known: set[str] = set()
         self.duplicates = 0
         self.unexpected = 0
         """Duplicates among what was sent for the first time."""
 
     async def send(self, drafts: list[tuple[str, Draft]]) -> None:
-        while len(self._flying) >= _FLYING:
+        # What is known to have failed goes again before anything new.
+        while self._flying and (len(self._flying) >= _FLYING or self._flying[0][1].done()):
             await self._land()
         # Owned here: each is awaited in _land.
         call = asyncio.get_running_loop().create_task(self._call(drafts))
         self._flying.append((drafts, call))
         await asyncio.sleep(0)
+        topics = {topic for topic, _ in drafts}
+        if not topics <= self._known:
+            # A broker may have to find out about a topic first, and whoever comes just when it has
+            # would overtake those who waited for it.
+            self._known |= topics
+            await self.finish()
 
     async def finish(self) -> None:
         while self._flying:
@@ -81,23 +88,27 @@ class Sender:
     async def _call(
         self, drafts: list[tuple[str, Draft]], *, again: bool = False
     ) -> list[PenstockError | None]:
-        """One call a topic, in order; None for what is stored."""
-        outcome: list[PenstockError | None] = []
-        for topic, group in groupby(drafts, key=lambda pair: pair[0]):
-            some = [draft for _, draft in group]
-            try:
-                answers: Sequence[Receipt | PublishFault]
-                answers = await self._broker.publish(topic, some)
-            except PenstockError as error:
-                answers = [PublishFault(error)] * len(some)
-            for answer in answers:
+        """One call a topic; None for what is stored. They are made side by side: one that waited
+        for another would be overtaken by what is sent after it."""
+        rows: dict[str, list[int]] = {}
+        for row, (topic, _) in enumerate(drafts):
+            rows.setdefault(topic, []).append(row)
+        calls = (self._publish(topic, [drafts[row][1] for row in rows[topic]]) for topic in rows)
+        outcome: list[PenstockError | None] = [None] * len(drafts)
+        for some, answers in zip(rows.values(), await asyncio.gather(*calls), strict=True):
+            for row, answer in zip(some, answers, strict=True):
                 if isinstance(answer, PublishFault):
-                    outcome.append(answer.error)
+                    outcome[row] = answer.error
                 else:
-                    outcome.append(None)
                     self.duplicates += answer.duplicate
                     self.unexpected += answer.duplicate and not again
         return outcome
+
+    async def _publish(self, topic: str, drafts: list[Draft]) -> Sequence[Receipt | PublishFault]:
+        try:
+            return await self._broker.publish(topic, drafts)
+        except PenstockError as error:
+            return [PublishFault(error)] * len(drafts)
 
 
 def _faults(

@@ -42,6 +42,10 @@ class Position:
         """A sequence, or -1 for the latest or -2 for the earliest."""
         return self.sequences.get(topic, self.edge)
 
+    def is_beginning_of(self, topic: str) -> bool:
+        """Nothing lies before it, whatever the topic holds."""
+        return self.moment_of(topic) is None and self.of(topic) in (_EARLIEST, 1)
+
     def within(self, topic: str, extent: Extent) -> int:
         """The sequence it means in a topic that holds so much."""
         sequence = self.of(topic)

@@ -96,6 +96,16 @@ class Planner:
             )
         return extent.end if sequence is None else sequence
 
+    def check_reached(self, start: Offsets) -> None:
+        """Raise if a stream was to begin beyond the end of a topic: batches could not be planned,
+        and its checkpoint would say so for ever."""
+        for topic, extent in self.extents().items():
+            if start[topic] > extent.end:
+                raise InvalidArgumentError(
+                    f"The stream begins at {start[topic]}, and the next message of topic {topic!r} "
+                    f"will be {extent.end}; give a sequence that is there, or 'latest'"
+                )
+
     def ranges(
         self, start: Offsets, end: Offsets, *, promised: Collection[str] | None = None
     ) -> list[LogRange]:
@@ -119,11 +129,19 @@ class Planner:
         return [LogRange(topic, low, high, extents[topic].identity) for topic, low, high in parts]
 
     def consume(self, before: Mapping[str, int]) -> None:
-        """These offsets are committed: work queues forget what lies below them."""
+        """These offsets are committed: work queues forget what lies below them; but for those that
+        were begun elsewhere than at their beginning, since nobody has read what lies before."""
         if self._queues is None:
             self.extents()
-        for topic in self._queues or ():
-            sequence = before.get(topic, 1)
-            if sequence > self._purged.get(topic, 1):
-                self._log.purge(topic, sequence)
-                self._purged[topic] = sequence
+        due = [
+            topic
+            for topic in self._queues or ()
+            if before.get(topic, 1) > self._purged.get(topic, 1)
+            and self._options.starting.is_beginning_of(topic)
+        ]
+        # One that was made again has what nobody has read under these sequences.
+        extents = self.extents() if due else {}
+        for topic in due:
+            check_not_beyond(topic, extents[topic], before[topic], "the checkpoint")
+            self._log.purge(topic, before[topic])
+            self._purged[topic] = before[topic]

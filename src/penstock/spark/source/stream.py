@@ -82,6 +82,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         planner = self._planner
         self._initial = planner.resolve(self._options.starting)
+        planner.check_reached(self._initial)
         self._begins_at_latest = self._options.starting.is_latest_for(planner.topics)
         return self._initial
 

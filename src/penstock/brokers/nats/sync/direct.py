@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.brokers.nats.protocol.configuration import NoDirectReadsError, check_direct
@@ -49,7 +49,7 @@ class DirectReader:
             found = self._get({**place, "batch": 1})
         except NoDirectReadsError:
             return self._next_on_leader(place, "")
-        return found.sequences[0] if found else None
+        return found.sequences[0] if found else self._next_on_leader(place, "")
 
     def read(self, first: int, last: int, subject: str = "") -> Iterator[Columns]:
         """What there is of `first` to `last`, both included, in order; on a subject, if given."""
@@ -61,7 +61,7 @@ class DirectReader:
                 request["next_by_subj"] = subject
             found = self._get(request)
             if not found:
-                self._check_end(at, last, subject)
+                self.check_end(at, last, [subject])
                 return
             at = found.sequences[-1] + 1
             # Direct Get has no upper end: it goes on past gaps.
@@ -69,13 +69,18 @@ class DirectReader:
             if found:
                 yield found
 
-    def _check_end(self, at: int, last: int, subject: str) -> None:
-        """A replica answers, and may be behind: the leader knows where the stream ends."""
-        following = self._next_on_leader({"seq": at}, subject)
-        if following is not None and following <= last:
-            raise UnavailableError(
-                f"Topic {self._topic!r}: the replica that was asked is behind sequence {following}"
-            )
+    def check_end(self, at: int, last: int, subjects: Sequence[str]) -> None:
+        """Raise if there is something from `at` to `last`; on these subjects, if any. A replica
+        answers, and may be behind: the leader knows where the stream ends."""
+        if at > last:
+            return
+        for subject in subjects or ("",):
+            following = self._next_on_leader({"seq": at}, subject)
+            if following is not None and following <= last:
+                raise UnavailableError(
+                    f"Topic {self._topic!r}: the replica that was asked is behind sequence "
+                    f"{following}"
+                )
 
     def _next_on_leader(self, place: dict[str, Any], subject: str) -> int | None:
         request = {**place, "next_by_subj": subject or ">"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock.broker import Extent, Mark
@@ -81,7 +81,7 @@ class NatsRangeLog:
         passing = PassingConsumer(self._link, topic, subjects, headers=headers)
         if is_long and keeps_by_limits(info):
             try:
-                for columns in passing.read(first, last):
+                for columns in _checked(passing, direct, first, last, subjects):
                     first = columns.sequences[-1] + 1
                     yield columns
             except PermissionDeniedError:
@@ -97,7 +97,18 @@ class NatsRangeLog:
             # Said of the first read, so nothing was given yet.
             if not keeps_by_limits(direct.info()):
                 raise
-            yield from passing.read(first, last)
+            yield from _checked(passing, direct, first, last, subjects)
+
+
+def _checked(
+    passing: PassingConsumer, direct: DirectReader, first: int, last: int, subjects: Sequence[str]
+) -> Iterator[Columns]:
+    """What a consumer sends. It is on one of the replicas, which may be behind; where its word is
+    the end of the range, the leader is asked."""
+    for columns in passing.read(first, last):
+        first = columns.sequences[-1] + 1
+        yield columns
+    direct.check_end(first, last, subjects)
 
 
 def narrowed(topic: str, info: dict[str, Any], tree: Filter) -> tuple[str, ...]:
