@@ -47,6 +47,9 @@ _log = logging.getLogger("penstock")
 
 _REASON_LENGTH = 500
 # For what is given back at the end, and for a driver to end that was cancelled.
+# Seconds between looks at what is in hand: where much is committed, what comes meanwhile goes
+# together. A round costs a sync of the broker and one of the database.
+_APART = 0.02
 _GRACE = 10.0
 
 # These say something about the broker, not about the row: no attempt is counted.
@@ -129,6 +132,7 @@ class Relay(AsyncClosing):
         self._keyed_first, self._was_keyed = False, True
         self._statistics = RelayStatistics()
         self._own: HeldOutbox | None = None
+        self._looked = 0.0
         self._told: list[Callable[[], None]] = []
         self._pauses: dict[str, _Pause] = {}
         self._outage = Outage(_log, f"Relay {self.name} cannot send what waits in the outbox")
@@ -234,6 +238,9 @@ class Relay(AsyncClosing):
     async def _next(self) -> _Held | None:
         if self._own is None:
             return await self._claim_now()
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._looked + _APART - loop.time())
+        self._looked = loop.time()
         found = await self._in_hand()
         if found is None and (await self._claims.look(self._paused())).rows:
             found = await self._claim_now()
