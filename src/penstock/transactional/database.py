@@ -77,7 +77,6 @@ _POSTGRESQL = {
 _AWAY = ("unable to open database file", "is locked", "disk is full", "disk I/O error")
 _REFUSED = ("authentication failed", "no password supplied")
 _READ_ONLY = "write a readonly database"
-_SQLITE = b"SQLite format 3\0"
 # Any number will do, as long as every Penstock process uses the same.
 _SCHEMA_LOCK = 0x70656E73746F636B
 
@@ -275,7 +274,7 @@ class Database(AsyncClosing):
             raise NotFoundError(f"There is no database ({self.place}); is that the right path?")
         try:
             is_other = await asyncio.to_thread(_is_something_else, path)
-        except (sqlite3.OperationalError, OSError) as error:
+        except sqlite3.OperationalError as error:
             raise UnavailableError(
                 f"Cannot use the database ({self.place}): {error}; is its folder there, and ours?"
             ) from None
@@ -399,13 +398,18 @@ def _normalised(url: str) -> URL:
 
 
 def _is_something_else(path: str) -> bool:
-    """Whether there is a file, and it is not SQLite's."""
-    sqlite3.connect(path).close()
+    """Whether there is a file, and it is not SQLite's. SQLite is asked: a process that opens the
+    file by other means and closes it loses all locks that it has on it."""
+    connection = sqlite3.connect(path, timeout=0.0)
     try:
-        with Path(path).open("rb") as file:
-            return file.read(len(_SQLITE)) not in (b"", _SQLITE)
-    except FileNotFoundError:  # SQLite makes it when something is written.
+        connection.execute("PRAGMA schema_version").close()
+    except sqlite3.OperationalError:  # Somebody writes, or what is wrong is told to who uses it.
         return False
+    except sqlite3.DatabaseError:
+        return True
+    finally:
+        connection.close()
+    return False
 
 
 def _in_memory(url: URL) -> bool:

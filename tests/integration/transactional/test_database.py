@@ -225,6 +225,18 @@ async def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path):
     assert (tmp_path / "notes.pdf").read_bytes() == b"%PDF-1.4"
 
 
+async def test_opening_a_file_once_more_takes_no_lock_from_whoever_writes(tmp_path):
+    """Locks on a file are a process's, and whatever of it closes the file lets go of them."""
+    another = "import sqlite3, sys; sqlite3.connect(sys.argv[1], 0.1).execute('BEGIN IMMEDIATE')"
+    url = f"sqlite:///{tmp_path}/app.db"
+    async with Database(url) as database, database.transaction() as connection:
+        await connection.execute(text("CREATE TABLE things (id INTEGER)"))
+        await (await Database.open(url)).aclose()
+        command = [sys.executable, "-c", another, str(tmp_path / "app.db")]
+        ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
+        assert b"database is locked" in ran.stderr
+
+
 async def test_a_closed_database_says_so(url):
     database = await Database.open(url)
     await database.aclose()
