@@ -32,14 +32,12 @@ class GroupTransaction(GroupCommit[Item, Result]):
         self._on_commit = on_commit
 
     async def _answered(self) -> Sequence[Result]:
-        async with self._database.transaction() as connection:
-            batch = self._take()
-            results = await self._change(connection, batch) if batch else []
-        self._on_commit(batch)
-        return results
+        return await self._commit()
 
-    async def _commit(self, items: Sequence[Item]) -> Sequence[Result]:
+    async def _commit(self, alone: Sequence[Item] | None = None) -> Sequence[Result]:
+        """What waits, or what is done `alone` after it failed with others."""
         async with self._database.transaction() as connection:
-            results = await self._change(connection, items)
+            items = self._take() if alone is None else alone
+            results = await self._change(connection, items) if items else []
         self._on_commit(items)
         return results

@@ -46,10 +46,10 @@ from penstock.transactional.row_leases import Claim, Claimed, Claims, Outcomes
 _log = logging.getLogger("penstock")
 
 _REASON_LENGTH = 500
-# For what is given back at the end, and for a driver to end that was cancelled.
 # Seconds between looks at what is in hand: where much is committed, what comes meanwhile goes
 # together. A round costs a sync of the broker and one of the database.
 _APART = 0.02
+# For what is given back at the end, and for a driver to end that was cancelled.
 _GRACE = 10.0
 
 # These say something about the broker, not about the row: no attempt is counted.
@@ -201,13 +201,13 @@ class Relay(AsyncClosing):
             self._own = HeldOutbox(self._database, self._claims, self._leaves_alone)
         return self._own
 
-    async def send_held(self, outbox: HeldOutbox) -> int:
+    async def send_held(self) -> int:
         """Publish and settle what was added there and is committed; returns how many rows."""
-        found = await outbox.committed()
-        if found is None:
+        held = await self._in_hand()
+        if held is None:
             return 0
-        await self._deal_with(_Held(*found))
-        return len(found[0].rows)
+        await self._deal_with(held)
+        return len(held.claim.rows)
 
     async def _run(self) -> None:
         # On SQLite one claim leads to the next in the transaction that settles it: each is synced,

@@ -37,11 +37,11 @@ async def test_what_was_committed_is_sent_without_a_claim_and_settled(url):
         # Nobody else takes them meanwhile.
         assert await scene.relay().step() == 0
         with statements_of(scene.database) as told:
-            assert await relay.send_held(outbox) == 3
+            assert await relay.send_held() == 3
         assert [one.split()[0] for one in told if "penstock_outbox" in one] == ["SELECT", "UPDATE"]
         assert ids(await scene.stored()) == ["m-0", "m-1", "m-2"]
         assert await outbox.pending() == 0
-        assert await relay.send_held(outbox) == 0
+        assert await relay.send_held() == 0
         async with scene.database.transaction(reading=True) as connection:
             rows = await connection.execute(select(table.c.sequence, table.c.attempts))
         assert sorted(tuple(row) for row in rows) == [(1, 1), (2, 1), (3, 1)]
@@ -56,7 +56,7 @@ async def test_what_was_rolled_back_is_not_sent(url):
                 await outbox.add(connection, "orders", drafts(3))
                 raise ZeroDivisionError
         await add(scene, outbox, *drafts(1, start=7))
-        assert await relay.send_held(outbox) == 1
+        assert await relay.send_held() == 1
         assert ids(await scene.stored()) == ["m-7"]
 
 
@@ -67,13 +67,13 @@ async def test_what_is_committed_while_others_are_sent_is_sent_the_next_time(url
         await add(scene, outbox, *drafts(1))
         if scene.database.dialect == "sqlite":
             # One transaction at a time: nothing can be open meanwhile.
-            await relay.send_held(outbox)
+            await relay.send_held()
             await add(scene, outbox, *drafts(1, start=1))
         else:
             async with scene.database.transaction() as connection:
                 await outbox.add(connection, "orders", drafts(1, start=1))
-                assert await relay.send_held(outbox) == 1
-        assert await relay.send_held(outbox) == 1
+                assert await relay.send_held() == 1
+        assert await relay.send_held() == 1
         assert ids(await scene.stored()) == ["m-0", "m-1"]
 
 
@@ -98,7 +98,7 @@ async def test_a_process_that_died_before_it_settled_leaves_what_is_stored_once(
 
         relay._settle = die
         with pytest.raises(UnavailableError):
-            await relay.send_held(outbox)
+            await relay.send_held()
         assert await outbox.pending() == 3
         await scene.time_passes()
         assert await scene.relay().step() == 3
@@ -113,7 +113,7 @@ async def test_a_process_that_slept_longer_than_its_lease_sends_nothing_that_oth
         await add(scene, outbox, *drafts(3))
         await scene.time_passes()
         assert await scene.relay().step() == 3
-        assert await relay.send_held(outbox) == 0
+        assert await relay.send_held() == 0
         assert ids(await scene.stored()) == ["m-0", "m-1", "m-2"]
 
 
@@ -123,7 +123,7 @@ async def test_a_message_that_the_outbox_has_already_is_not_sent_once_more(url):
         relay = scene.relay()
         outbox = relay.held_outbox()
         await add(scene, outbox, *drafts(2))
-        assert await relay.send_held(outbox) == 1
+        assert await relay.send_held() == 1
         assert ids(await scene.stored()) == ["m-1"]
         assert await relay.step() == 1
 
@@ -137,7 +137,7 @@ async def test_what_is_to_go_later_has_a_key_or_no_id_is_left_to_those_who_claim
         await add(scene, outbox, Draft.of(b"no id"))
         status = await outbox.status()
         assert (status.pending, status.waiting, status.claimed) == (3, 1, 0)
-        assert await relay.send_held(outbox) == 0
+        assert await relay.send_held() == 0
 
 
 class Away(MemoryBroker):
@@ -150,12 +150,12 @@ async def test_while_a_topic_is_out_of_reach_its_messages_are_for_whoever_reache
         relay = scene.relay()
         outbox = relay.held_outbox()
         await add(scene, outbox, *drafts(1))
-        assert await relay.send_held(outbox) == 1
+        assert await relay.send_held() == 1
         assert (await outbox.status()).claimed == 0
         relay._pauses["orders"].until = asyncio.get_running_loop().time() + 60
         await add(scene, outbox, *drafts(1, start=1))
         assert (await outbox.status()).claimed == 0
-        assert await relay.send_held(outbox) == 0
+        assert await relay.send_held() == 0
 
 
 async def test_what_never_was_committed_is_forgotten_when_its_lease_is_over(url):
@@ -168,7 +168,7 @@ async def test_what_never_was_committed_is_forgotten_when_its_lease_is_over(url)
                 raise ZeroDivisionError
         assert len(outbox._added) == 3
         await asyncio.sleep(0.01)
-        assert await relay.send_held(outbox) == 0
+        assert await relay.send_held() == 0
         assert not outbox._added
 
 

@@ -35,6 +35,6 @@ class TaskRelay:
     async def send(self) -> None:
         """Send what was committed since it was last called. One call at a time."""
         try:
-            await self._relay.send_held(self.outbox)
+            await self._relay.send_held()
         except PenstockError as error:
             _log.warning("What a task committed is left to the driver's relay: %s", error)
