@@ -12,7 +12,7 @@ from penstock import Backoff, Draft, PubSub
 from penstock.broker import Broker
 from penstock.message import Record
 from penstock.transactional import Database, Outbox, Relay
-from penstock.transactional.table import table
+from penstock.transactional.table import bundles, table
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Scene:
         due = case((table.c.next_attempt_at > 0, 1.0), else_=0.0)
         async with self.database.transaction() as connection:
             await connection.execute(update(table).values(next_attempt_at=due, lease_until=0))
+            await connection.execute(update(bundles).values(lease_until=0))
 
     async def stored(self, topic: str = "orders") -> list[Record]:
         return await stored(await self.pubsub.broker(), topic)

@@ -28,6 +28,7 @@ from penstock.transactional.table import (
     INSERT_ARRAYS,
     PENDING,
     PUBLISHED,
+    bundles,
     in_state,
     is_pending,
     metadata,
@@ -121,25 +122,14 @@ class Outbox:
         id gets one. What the outbox already has of that topic, by message id, is left as it is;
         with `revive`, one that is dead becomes what is said now, and is published after all.
         """
-        return await self._add(connection, topic, drafts, after, revive)
+        return await add_rows(connection, topic, drafts, after, revive)
 
-    async def _add(
-        self,
-        connection: AsyncConnection,
-        topic: str,
-        drafts: Sequence[Draft],
-        after: float = 0.0,
-        revive: bool = False,
-        holder: Holder = _NOBODY,
-    ) -> tuple[str, ...]:
-        dialect = connection.dialect.name
-        ids, statements = _statements(dialect, topic, drafts, after, revive, holder)
-        for statement, values in statements:
-            if isinstance(statement, ManyRows):
-                await statement.execute(connection, values)
-            else:
-                await connection.execute(statement, values)
-        return ids
+    async def add_new(
+        self, connection: AsyncConnection, topic: str, drafts: Sequence[Draft]
+    ) -> None:
+        """`add` for messages whose ids nobody has used before, and which every broker takes: they
+        are neither looked for in the outbox nor checked by those that can do without."""
+        await self.add(connection, topic, drafts)
 
     def add_blocking(
         self,
@@ -172,12 +162,19 @@ class Outbox:
         """Rows not yet published."""
         async with self._database.transaction(reading=True) as connection:
             count = select(func.count()).select_from(table).where(is_pending)
-            return int((await connection.execute(count)).scalar_one())
+            rows = (await connection.execute(count)).scalar_one()
+            bundled = await connection.scalar(select(func.sum(bundles.c.count)))
+        return int(rows) + int(bundled or 0)
 
     async def status(self, topic: str | None = None) -> OutboxStatus:
         """Of all rows, or those of one topic."""
         now, c = database_time(), table.c
         among = [] if topic is None else [c.topic == topic]
+        in_bundles = select(
+            func.coalesce(func.sum(bundles.c.count), 0),
+            func.coalesce(now - func.min(bundles.c.created_at), 0.0),
+            func.coalesce(func.sum(bundles.c.count).filter(bundles.c.lease_until > now), 0),
+        ).where(*([] if topic is None else [bundles.c.topic == topic]))
         wanted = case(
             # Never tried, so this is when its sender wants it to go.
             (and_(c.attempts == 0, c.next_attempt_at > c.created_at), c.next_attempt_at),
@@ -193,8 +190,13 @@ class Outbox:
         async with self._database.transaction(reading=True) as connection:
             count, age, waiting, claimed = (await connection.execute(pending)).one()
             died = (await connection.execute(dead)).scalar_one()
+            more, age_of_more, held = (await connection.execute(in_bundles)).one()
         return OutboxStatus(
-            pending=count, oldest_age=max(0.0, age), waiting=waiting, claimed=claimed, dead=died
+            pending=count + int(more),
+            oldest_age=max(0.0, age, age_of_more),
+            waiting=waiting,
+            claimed=claimed + int(held),
+            dead=died,
         )
 
     async def dead(self, *, limit: int = 100) -> list[DeadRow]:
@@ -266,6 +268,25 @@ class Outbox:
                 return total
 
 
+async def add_rows(
+    connection: AsyncConnection,
+    topic: str,
+    drafts: Sequence[Draft],
+    after: float = 0.0,
+    revive: bool = False,
+    holder: Holder = _NOBODY,
+) -> tuple[str, ...]:
+    """`Outbox.add`, for a relay that may have them from the beginning."""
+    dialect = connection.dialect.name
+    ids, statements = _statements(dialect, topic, drafts, after, revive, holder)
+    for statement, values in statements:
+        if isinstance(statement, ManyRows):
+            await statement.execute(connection, values)
+        else:
+            await connection.execute(statement, values)
+    return ids
+
+
 def _statements(
     dialect: str,
     topic: str,
@@ -281,7 +302,7 @@ def _statements(
     ids = tuple(str(draft.message_id) for draft in checked)
     common = {"of_topic": topic, "after": after, **holder._asdict()}
     revivals = [(_revival(topic, draft, after), None) for draft in checked] if revive else []
-    additions = (_statement(dialect, common, portion) for portion in _portions(checked))
+    additions = (_statement(dialect, common, portion) for portion in portions(checked))
     return ids, chain(revivals, additions)
 
 
@@ -328,7 +349,7 @@ def _checked(draft: Draft) -> Draft:
     )
 
 
-def _portions(drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
+def portions(drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
     """Of a size that one statement takes."""
     portion: list[Draft] = []
     size = 0

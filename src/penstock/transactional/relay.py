@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -38,12 +38,14 @@ from penstock.lifetime import AsyncClosing
 from penstock.message import Draft, PublishFault, Receipt
 from penstock.retrying import Failures, Outage, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
+from penstock.transactional.bundles import Bundle
 from penstock.transactional.database import Database
 from penstock.transactional.held_outbox import HeldOutbox
 from penstock.transactional.outbox import Outbox
 from penstock.transactional.row_leases import Claim, Claimed, Claims, Outcomes
 
 _log = logging.getLogger("penstock")
+_OfTopic = TypeVar("_OfTopic", Claimed, Bundle)
 
 _REASON_LENGTH = 500
 # Seconds between looks at what is in hand: where much is committed, what comes meanwhile goes
@@ -186,12 +188,12 @@ class Relay(AsyncClosing):
             await asyncio.wait({self._task}, timeout=_GRACE)
 
     async def step(self) -> int:
-        """Claim, publish and settle one batch; returns how many rows were claimed."""
+        """Claim, publish and settle one batch; returns how many messages that was."""
         held = await self._claim_now()
         if held is None:
             return 0
         await self._deal_with(held)
-        return len(held.claim.rows)
+        return len(held.claim)
 
     def held_outbox(self) -> HeldOutbox:
         """An outbox whose rows are this relay's when they are added. Call `wake` once they are
@@ -202,12 +204,12 @@ class Relay(AsyncClosing):
         return self._own
 
     async def send_held(self) -> int:
-        """Publish and settle what was added there and is committed; returns how many rows."""
+        """Publish and settle what was added there and is committed; returns how many messages."""
         held = await self._in_hand()
         if held is None:
             return 0
         await self._deal_with(held)
-        return len(held.claim.rows)
+        return len(held.claim)
 
     async def _run(self) -> None:
         # On SQLite one claim leads to the next in the transaction that settles it: each is synced,
@@ -351,13 +353,12 @@ class Relay(AsyncClosing):
 
     async def _publish(self, claim: Claim, outcomes: Outcomes) -> None:
         """Fill `outcomes`, topic by topic side by side."""
-        topics: dict[str, list[Claimed]] = {}
-        for row in claim.rows:
-            topics.setdefault(row.topic, []).append(row)
         publish = self._publish_in_turns if claim.keyed else self._publish_at_once
         async with asyncio.TaskGroup() as group:
-            for topic, rows in topics.items():
+            for topic, rows in _by_topic(claim.rows).items():
                 group.create_task(publish(topic, rows, outcomes))
+            for topic, bundles in _by_topic(claim.bundles).items():
+                group.create_task(self._publish_bundles(topic, bundles, outcomes))
 
     async def _publish_in_turns(
         self, topic: str, rows: Sequence[Claimed], outcomes: Outcomes
@@ -378,15 +379,7 @@ class Relay(AsyncClosing):
     async def _publish_at_once(
         self, topic: str, rows: Sequence[Claimed], outcomes: Outcomes
     ) -> None:
-        self._checkpoint("publishing")
-        began = asyncio.get_running_loop().time()
-        answers = await self._answers(topic, [row.draft for row in rows])
-        self._checkpoint("published")
-        if self._observe is not None:
-            took = asyncio.get_running_loop().time() - began
-            for row, answer in zip(rows, answers, strict=True):
-                error = answer.error if isinstance(answer, PublishFault) else None
-                self._observe(topic, row.draft, took, error)
+        answers = await self._observed(topic, [row.draft for row in rows])
         out_of_reach: PenstockError | None = None
         for row, answer in zip(rows, answers, strict=True):
             if isinstance(answer, Receipt):
@@ -398,8 +391,44 @@ class Relay(AsyncClosing):
                 self._failed(row, answer.error, outcomes)
         self._pause(topic, out_of_reach)
         if outcomes.published:
-            for call in self._told:
-                call()
+            self._tell_published()
+
+    async def _publish_bundles(
+        self, topic: str, bundles: Sequence[Bundle], outcomes: Outcomes
+    ) -> None:
+        """What is not stored is for rows to try again, each for itself."""
+        answers = iter(await self._observed(topic, [one for b in bundles for one in b.drafts]))
+        out_of_reach: PenstockError | None = None
+        for bundle in bundles:
+            left = []
+            # Drafts first: when they end, no answer of the next bundle is taken.
+            for draft, answer in zip(bundle.drafts, answers, strict=False):
+                if isinstance(answer, PublishFault):
+                    left.append(draft)
+                    if isinstance(answer.error, _OUT_OF_REACH):
+                        out_of_reach = answer.error
+            outcomes.left[bundle.name] = left
+        self._pause(topic, out_of_reach)
+        if out_of_reach is None:
+            self._tell_published()
+
+    def _tell_published(self) -> None:
+        for call in self._told:
+            call()
+
+    async def _observed(
+        self, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        self._checkpoint("publishing")
+        began = asyncio.get_running_loop().time()
+        answers = await self._answers(topic, drafts)
+        self._checkpoint("published")
+        if self._observe is not None:
+            took = asyncio.get_running_loop().time() - began
+            for draft, answer in zip(drafts, answers, strict=True):
+                error = answer.error if isinstance(answer, PublishFault) else None
+                self._observe(topic, draft, took, error)
+        return answers
 
     async def _answers(
         self, topic: str, drafts: Sequence[Draft]
@@ -461,16 +490,16 @@ class Relay(AsyncClosing):
                 following = await self._claim(connection)
             self._checkpoint("marking")
         self._checkpoint("marked")
-        lost = len(claim.rows) - settled
+        lost = len(claim) - settled
         if lost:
             _log.warning(
-                "Relay %s lost its claim on %d of %d rows before it could mark them",
-                *(self.name, lost, len(claim.rows)),
+                "Relay %s lost its claim on %d of %d messages before it could mark them",
+                *(self.name, lost, len(claim)),
             )
         before = self._statistics
         self._statistics = replace(
             before,
-            published=before.published + len(outcomes.published),
+            published=before.published + len(outcomes.published) + _sent(claim, outcomes),
             retried=before.retried + len(outcomes.again),
             dead=before.dead + len(outcomes.dead),
             lost=before.lost + lost,
@@ -491,6 +520,22 @@ class _Pause:
     failures: Failures
     outage: Outage
     until: float = 0.0
+
+
+def _by_topic(some: Sequence[_OfTopic]) -> dict[str, list[_OfTopic]]:
+    topics: dict[str, list[_OfTopic]] = {}
+    for one in some:
+        topics.setdefault(one.topic, []).append(one)
+    return topics
+
+
+def _sent(claim: Claim, outcomes: Outcomes) -> int:
+    """How many messages of its bundles were stored."""
+    return sum(
+        len(bundle.drafts) - len(outcomes.left[bundle.name])
+        for bundle in claim.bundles
+        if bundle.name in outcomes.left
+    )
 
 
 def _reason(error: PenstockError) -> str:

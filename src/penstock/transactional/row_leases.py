@@ -40,6 +40,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeEngine
 
 from penstock.message import Draft
+from penstock.transactional.bundles import (
+    Bundle,
+    end_bundles,
+    has_ended,
+    held_bundles,
+    renew_bundles,
+    unfold_ended,
+)
 from penstock.transactional.database import Database, database_time
 from penstock.transactional.many_rows import ManyRows
 from penstock.transactional.outbox import Holder
@@ -80,11 +88,17 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Rows that are ours for a while, in the order of their ids, and its fencing token."""
+    """Rows that are ours for a while, in the order of their ids, and its fencing token; and bundles
+    that were ours from the beginning."""
 
     fence: int
     keyed: bool
     rows: Sequence[Claimed]
+    bundles: Sequence[Bundle] = ()
+
+    def __len__(self) -> int:
+        """How many messages that is."""
+        return len(self.rows) + sum(len(bundle.drafts) for bundle in self.bundles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +112,8 @@ class Prospect:
 
 @dataclass(slots=True)
 class Outcomes:
-    """What became of the rows of a claim, by id. Rows not mentioned are given back."""
+    """What became of the rows of a claim, by id, and of its bundles, by name. Those not mentioned
+    are given back."""
 
     published: dict[int, int] = field(default_factory=dict)
     """The sequence each has in its topic."""
@@ -107,6 +122,8 @@ class Outcomes:
     dead: dict[int, str] = field(default_factory=dict)
     given_back: dict[int, str] = field(default_factory=dict)
     """Not attempted, or the broker was out of reach: why."""
+    left: dict[str, Sequence[Draft]] = field(default_factory=dict)
+    """Of each bundle that was sent, what was not stored."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,12 +177,21 @@ class Claims:
         """For rows that are claimed when they are added."""
         return Holder(self._owner, next(self._fences), self._lease)
 
-    async def held(self, holder: Holder) -> Sequence[tuple[int, str, str]]:
-        """Id, topic and message id of the rows that were added for it, and committed."""
-        ours = (is_pending, c.claimed_by == holder.holder, c.fence == holder.of_claim)
-        query = select(c.id, c.topic, c.message_id).where(*ours).order_by(c.id)
+    async def held(
+        self, holder: Holder, *, rows: bool, bundles: bool
+    ) -> tuple[Sequence[tuple[int, str, str]], frozenset[str]]:
+        """What was added for it and committed, of what there may be: id, topic and message id of
+        rows, and the names of bundles."""
+        found: list[tuple[int, str, str]] = []
+        names: frozenset[str] = frozenset()
         async with self._database.transaction(reading=True) as connection:
-            return [tuple(row) for row in await connection.execute(query)]
+            if rows:
+                ours = (is_pending, c.claimed_by == holder.holder, c.fence == holder.of_claim)
+                query = select(c.id, c.topic, c.message_id).where(*ours).order_by(c.id)
+                found = [tuple(row) for row in await connection.execute(query)]
+            if bundles:
+                names = await held_bundles(connection, holder)
+        return found, names
 
     async def claim(
         self, batch: int, max_bytes: int, *, keyed_first: bool, without: Collection[str] = ()
@@ -190,6 +216,7 @@ class Claims:
     ) -> Claim | None:
         """`claim`, in the transaction of `connection`."""
         where = self._where(without)
+        await unfold_ended(connection, self._topics)
         for by_key in (keyed_first, not keyed_first):
             choice = _Choice(batch, max_bytes)
             if by_key:
@@ -230,11 +257,14 @@ class Claims:
             .values(lease_until=database_time() + self._lease)
         )
         async with self._database.transaction() as connection:
-            return (await connection.execute(change)).rowcount > 0
+            kept = (await connection.execute(change)).rowcount
+            if claim.bundles:
+                kept += await renew_bundles(connection, self._owner, claim.fence, self._lease)
+        return kept > 0
 
     async def settle(self, connection: AsyncConnection, claim: Claim, outcomes: Outcomes) -> int:
-        """Write down what became of the rows and give back the rest. Returns how many of the
-        rows were still ours."""
+        """Write down what became of the messages and give back the rest. Returns how many of them
+        were still ours."""
         if claim.keyed:
             await self._database.lock(connection, _KEYS_LOCK, shared=True)
         settled = 0
@@ -249,6 +279,9 @@ class Claims:
         if settled < len(claim.rows):
             rest = update(table).where(self._is_ours(claim)).values(_FREED)
             settled += (await connection.execute(rest)).rowcount
+        if claim.bundles:
+            sent = [(one, outcomes.left.get(one.name, one.drafts)) for one in claim.bundles]
+            settled += await end_bundles(connection, sent, self._owner, claim.fence)
         return settled
 
     async def _change(
@@ -359,6 +392,7 @@ def _prospect(some: bool) -> Any:
         there += [exists().where(*free, delayed, c.next_attempt_at <= now)]
         waits = (kind, delayed, c.next_attempt_at > now, *_among(some))
         due += [select(func.min(c.next_attempt_at)).where(*waits).scalar_subquery() - now]
+    there += [exists().where(has_ended(_listed("topics") if some else None))]
     return select(or_(*there), *due)
 
 

@@ -43,7 +43,7 @@ class Part:
 PARTS: Mapping[str, Part] = {
     part.name: part
     for part in (
-        Part("outbox", 2, ("penstock_outbox",)),
+        Part("outbox", 3, ("penstock_outbox", "penstock_outbox_bundles")),
         Part("inbox", 1, ("penstock_inbox",)),
         Part("jobs", 3, ("penstock_jobs", "penstock_texts", "penstock_results")),
         Part("views", 2, ("penstock_job_views", "penstock_job_views_position")),

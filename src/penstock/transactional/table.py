@@ -16,6 +16,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    String,
     Table,
     Text,
     UniqueConstraint,
@@ -60,6 +61,20 @@ table = Table(
     Column("published_at", Double),
     Column("sequence", BigInteger),
     UniqueConstraint("topic", "message_id", name="penstock_outbox_message"),
+)
+
+# See bundles.py.
+bundles = Table(
+    "penstock_outbox_bundles",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("topic", Text, nullable=False),
+    Column("messages", LargeBinary, nullable=False),
+    Column("count", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("claimed_by", Text),
+    Column("fence", BigInteger, nullable=False),
+    Column("lease_until", Double, nullable=False),
 )
 
 PENDING, PUBLISHED, DEAD = "pending", "published", "dead"

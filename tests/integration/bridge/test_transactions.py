@@ -449,7 +449,7 @@ async def test_a_database_of_another_version_is_named_at_the_start(nats_server, 
         async with database.transaction() as connection:
             await connection.execute(
                 text("UPDATE penstock_schema SET version_num = 'outbox_1' "
-                     "WHERE version_num = 'outbox_2'")
+                     "WHERE version_num = 'outbox_3'")
             )  # fmt: skip
     with pytest.raises(errors.FailedPreconditionError, match="penstock db upgrade"):
         async with bridges(nats_server, pair, database_url):

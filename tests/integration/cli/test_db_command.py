@@ -22,12 +22,12 @@ def test_a_released_database_is_shown_written_down_and_upgraded(url):
     asyncio.run(release(url))
     code, said, _ = command_here("db", "status", PENSTOCK_DATABASE=url)
     assert code == 1
-    assert "outbox   no version, needs outbox_2" in said
+    assert "outbox   no version, needs outbox_3" in said
     assert "inbox    not there; made when first used" in said
     code, written, _ = command_here("db", "sql", "--database", url)
     assert code == 0 and "INSERT INTO penstock_schema" in written
     code, said, _ = command("db", "upgrade", "--database", url)
-    assert code == 0 and "outbox   outbox_2 (was: no version)" in said
+    assert code == 0 and "outbox   outbox_3 (was: no version)" in said
     assert command_here("db", "upgrade", "--database", url)[:2] == (0, "Nothing to do.\n")
     code, said, _ = command_here("db", "status", PENSTOCK_DATABASE=url)
     assert code == 0 and "jobs_3, up to date" in said

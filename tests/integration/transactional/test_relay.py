@@ -264,7 +264,11 @@ async def test_a_claim_walks_over_nothing_that_waits(tmp_path):
                 lines = [row[3] for row in plan]
                 used = re.findall(r"INDEX penstock_outbox_(\w+)", " ".join(lines))
                 assert set(used) == wanted
-                walks = [line for line in lines if re.match("(SCAN|SEARCH) (penstock|earl)", line)]
+                walks = [
+                    line
+                    for line in lines
+                    if re.match("(SCAN|SEARCH) (penstock_outbox |earl)", line)
+                ]
                 assert len(walks) == len(used), lines
 
 

@@ -48,7 +48,7 @@ from penstock.jobs.store.records import (
     standing,
     texts,
 )
-from penstock.jobs.store.said import Said, again, of_stage, say
+from penstock.jobs.store.said import Said, again, of_stage, say, say_new
 from penstock.transactional import Database, Outbox
 from penstock.transactional.group_transaction import GroupTransaction
 from penstock.transactional.schema import prepare
@@ -191,7 +191,7 @@ class ProcessingJobStore:
             answers = [created(one, kept.get(one.job.job_id)) for one in new]
         fresh = [a[0] for a in answers if not isinstance(a, AlreadyExistsError) and a[1]]
         said = [one for record in fresh for one in of_stage(self._settings, record)]
-        await say(self.outbox, connection, said)
+        await say_new(self.outbox, connection, said)
         return answers
 
     async def step(self, step: Step) -> JobRecord | None:
@@ -222,7 +222,7 @@ class ProcessingJobStore:
             await CHANGE.execute(connection, [changed_row(record) for _, record in taken])
             await self._keep_texts(connection, [step for step, _ in taken])
             await self._keep_results(connection, [step for step, _ in taken])
-            await say(self.outbox, connection, self._said(taken))
+            await say_new(self.outbox, connection, self._said(taken))
         return answers
 
     def _said(self, taken: Sequence[tuple[Step, JobRecord]]) -> Iterator[Said]:

@@ -135,3 +135,12 @@ async def say(outbox: Outbox, connection: AsyncConnection, messages: Iterable[Sa
         kinds[one.topic, one.after].append(one.draft)
     for (topic, after), drafts in kinds.items():
         await outbox.add(connection, topic, drafts, after=after)
+
+
+async def say_new(outbox: Outbox, connection: AsyncConnection, messages: Iterable[Said]) -> None:
+    """`say`, at once, what follows from a change of its job that is made only once."""
+    topics: defaultdict[str, list[Draft]] = defaultdict(list)
+    for one in messages:
+        topics[one.topic].append(one.draft)
+    for topic, drafts in topics.items():
+        await outbox.add_new(connection, topic, drafts)

@@ -1,0 +1,120 @@
+"""Messages that one transaction adds for one topic, as one row.
+
+What is sent by whoever committed it is sent moments later, and all there is to find out is that it
+was committed. So it is one row, however many messages it is, and the row is deleted when they are
+sent. What could not be sent, and what a process that died has left, becomes rows of the outbox,
+which any relay sends.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    delete,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.message import Draft
+from penstock.transactional.database import database_time
+from penstock.transactional.outbox import Holder, add_rows, portions
+from penstock.transactional.table import bundles
+
+c = bundles.c
+# Bundles that become rows in one transaction, which keeps others waiting.
+_AT_A_TIME = 10
+_Message = tuple[bytes, dict[str, str], str | None, str | None, str | None, float | None]
+_decoder = msgspec.msgpack.Decoder(list[_Message])
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """One in hand."""
+
+    name: str
+    topic: str
+    drafts: Sequence[Draft]
+
+
+async def add_bundles(
+    connection: AsyncConnection, topic: str, drafts: Sequence[Draft], holder: Holder
+) -> list[Bundle]:
+    """In the transaction of `connection`; as many as their size takes."""
+    made = [Bundle(secrets.token_hex(16), topic, some) for some in portions(drafts)]
+    for bundle in made:
+        await connection.execute(_adding(bundle, holder))
+    return made
+
+
+async def held_bundles(connection: AsyncConnection, holder: Holder) -> frozenset[str]:
+    """The names of those that were added for it, and committed."""
+    ours = (c.claimed_by == holder.holder, c.fence == holder.of_claim)
+    return frozenset((await connection.scalars(select(c.name).where(*ours))).all())
+
+
+async def renew_bundles(connection: AsyncConnection, owner: str, fence: int, lease: float) -> int:
+    change = update(bundles).where(c.claimed_by == owner, c.fence == fence)
+    until = database_time() + lease
+    return (await connection.execute(change.values(lease_until=until))).rowcount
+
+
+async def end_bundles(
+    connection: AsyncConnection,
+    sent: Sequence[tuple[Bundle, Sequence[Draft]]],
+    owner: str,
+    fence: int,
+) -> int:
+    """They were sent, but for what is left of each, which becomes rows of the outbox. Returns how
+    many messages were in those that were still ours."""
+    names = [bundle.name for bundle, _ in sent]
+    gone = delete(bundles).where(c.name.in_(names), c.claimed_by == owner, c.fence == fence)
+    ended = set((await connection.scalars(gone.returning(c.name))).all())
+    for bundle, left in sent:
+        if left and bundle.name in ended:
+            await add_rows(connection, bundle.topic, left)
+    return sum(len(bundle.drafts) for bundle, _ in sent if bundle.name in ended)
+
+
+async def unfold_ended(connection: AsyncConnection, topics: Collection[str] | None) -> None:
+    """What nobody has in hand any more becomes rows of the outbox; of all topics unless given."""
+    ended = select(c.name, c.topic, c.messages).where(has_ended(topics)).limit(_AT_A_TIME)
+    found = (await connection.execute(ended.with_for_update(skip_locked=True))).all()
+    for _, topic, messages in found:
+        await add_rows(connection, topic, list(_drafts(messages)))
+    if found:
+        await connection.execute(delete(bundles).where(c.name.in_([row.name for row in found])))
+
+
+def has_ended(topics: Any) -> ColumnElement[bool]:
+    """Whether nobody has it in hand; of all topics if that is None."""
+    ended: ColumnElement[bool] = c.lease_until <= database_time()
+    return ended if topics is None else and_(ended, c.topic.in_(topics))
+
+
+def _adding(bundle: Bundle, holder: Holder) -> Any:
+    messages = [
+        (one.data, one.attributes, one.ordering_key, one.message_id, one.subject, one.ttl)
+        for one in bundle.drafts
+    ]
+    return insert(bundles).values(
+        name=bundle.name,
+        topic=bundle.topic,
+        messages=msgspec.msgpack.encode(messages),
+        count=len(messages),
+        created_at=database_time(),
+        claimed_by=holder.holder,
+        fence=holder.of_claim,
+        lease_until=database_time() + holder.lease,
+    )
+
+
+def _drafts(messages: bytes) -> Iterator[Draft]:
+    for data, attributes, key, message_id, subject, ttl in _decoder.decode(messages):
+        yield Draft(data, attributes, key, message_id, subject, None, ttl)
