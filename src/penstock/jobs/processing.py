@@ -25,6 +25,7 @@ from penstock.jobs.incoming import Incoming, dead_letter, put_back
 from penstock.jobs.model.codec import InvalidMessageError
 from penstock.jobs.model.job import Job
 from penstock.jobs.model.names import JobStage
+from penstock.jobs.pipeline.first_step import FirstStep
 from penstock.jobs.pipeline.stage import CannotWorkError, Done, Outcome, Reject, Retry, Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
@@ -221,9 +222,12 @@ class Processing:
         if most is not None and attempt > most:
             # Whoever had it before died of it each time.
             return Reject("gave-up", gave_up=True)
+        running = FirstStep(self.stage.run(job, attempt))
+        if running.ended:
+            return running.result
         watch = _Watch(lambda: self._still_due(job))
         try:
-            return await self.stage.run(job, attempt)
+            return await running
         except asyncio.CancelledError:
             if watch.took_back():
                 return None

@@ -282,17 +282,19 @@ def say_outcome(outcome: str, reason: str | None) -> None:
 def _tracing() -> Any:
     """OpenTelemetry's tracing and what carries its context; None where it is not installed, or
     where nobody records: then a span would only pass on what came in."""
-    try:
-        from opentelemetry import trace
-    except ImportError:
+    found = _opentelemetry()
+    if found is None:
         return None
-    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return None
-    return trace, _carrier()
+    trace, _ = found
+    is_nobody = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    return None if is_nobody else found
 
 
 @cache
-def _carrier() -> Any:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator()
+def _opentelemetry() -> Any:
+    try:
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation import tracecontext
+    except ImportError:
+        return None
+    return trace, tracecontext.TraceContextTextMapPropagator()
