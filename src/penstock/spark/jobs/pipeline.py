@@ -302,7 +302,9 @@ class SparkPipeline:
 
     def _log_options(self, **more: str) -> dict[str, str]:
         most = str(self._options.batch)
-        return {"url": self._settings.url, "maxOffsetsPerTrigger": most, **more}
+        # Whatever is read again finds that it was done: nobody has to say that it may be.
+        begin = {"maxOffsetsPerTrigger": most, "whenRecreated": "begin"}
+        return {"url": self._settings.url, **begin, **more}
 
     def _queues(self, name: str) -> Sequence[str]:
         """The subscriptions that a query reads where there is no log."""
