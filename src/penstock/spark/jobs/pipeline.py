@@ -98,6 +98,11 @@ def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ..
         raise InvalidArgumentError(
             f"Stages are {', '.join(every)}, not {', '.join(sorted(unknown)) or 'none'}"
         )
+    if options.history is not None and PROJECTION not in chosen:
+        raise InvalidArgumentError(
+            f"A history is kept by the {PROJECTION}, which is not among the stages "
+            f"{', '.join(chosen)}; add it to them, or leave the history out"
+        )
     # As they follow each other, whoever asks for them: one works on what the one before says.
     return tuple(name for name in every if name in chosen)
 
@@ -166,6 +171,17 @@ class SparkPipeline:
         self._has_log = broker_kind(settings.url).ranges is not None
         self._workplace: Workplace | None = None
         self._stopping = threading.Event()
+        self._kept: list[KeptQuery] = []
+
+    def lacks(self) -> str | None:
+        """What keeps the queries that `run` keeps running from their work, if anything does. For
+        any thread."""
+        if self._stopping.is_set():
+            return "it is stopping"
+        troubles = [query.lacks for query in self._kept if query.lacks is not None]
+        if not troubles and len(self._kept) < len(self._queries):
+            return "its queries are starting"
+        return "; ".join(troubles) or None
 
     def stop(self) -> None:
         """Let the batches that run come to their end, then end `run`. Safe in a signal handler."""
@@ -179,7 +195,7 @@ class SparkPipeline:
             if set(self._queries) != {PROJECTION}:
                 stack.enter_context(DriverRelay(self._settings))
             stack.enter_context(Watching(self._lags()))
-            kept: list[KeptQuery] = []
+            kept = self._kept
             try:
                 # One after the other: Spark fills tables of its own when the first batch of a
                 # query is planned, and several at once have left them broken for good.
