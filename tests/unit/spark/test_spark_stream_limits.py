@@ -159,3 +159,41 @@ def test_a_stream_that_is_to_begin_beyond_the_end_of_a_topic_is_refused(log, tim
     assert offsets_of(begin) == {"orders": 4}
     with pytest.raises(InvalidArgumentError, match=r"begins at 5, .* 'orders' will be 4"):
         reader(log, startingOffsets='{"orders": 5}').initialOffset()
+
+
+def idle(reading, at, time, seconds):
+    """Ask as Spark does, until something comes or for so long."""
+    until = time.now + seconds
+    while time.now < until and latest(reading, at) == offsets_of(at):
+        time.now += 0.01
+
+
+def asked(log):
+    return sum(call == "extent" for call in log.calls)
+
+
+def test_the_longer_nothing_comes_the_less_is_the_broker_asked(log, time):
+    reading = reader(log)
+    at = reading.latestOffset({"orders": 4}, ReadAllAvailable())
+    idle(reading, at, time, 1)
+    assert asked(log) < 20
+    idle(reading, at, time, 60)
+    before = asked(log)
+    idle(reading, at, time, 60)
+    assert 30 < asked(log) - before <= 60
+
+
+@pytest.mark.parametrize(("quiet", "within"), [(1, 0.2), (4, 0.4), (3600, 1.2)])
+def test_what_comes_is_seen_soon_however_long_nothing_came(log, time, quiet, within):
+    reading = reader(log, minOffsetsPerTrigger="1")
+    at = reading.latestOffset({"orders": 4}, ReadAllAvailable())
+    idle(reading, at, time, quiet)
+    log.fill("orders", 1)
+    came = time.now
+    idle(reading, at, time, 10)
+    assert time.now - came < within
+    # And what follows it is not waited for.
+    before = asked(log)
+    log.fill("orders", 1)
+    assert latest(reading, {"orders": 5}) == {"orders": 6}
+    assert asked(log) > before

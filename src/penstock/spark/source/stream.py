@@ -39,6 +39,9 @@ from penstock.spark.source.reader import LogRange, read_range
 # Spark asks some ninety times a second whether there is more. While there is not, each answer
 # takes this long, doubling up to the second.
 _SHORTEST_IDLE, _LONGEST_IDLE = 0.01, 0.1
+# And the longer nothing has come, the less is the broker asked: what comes after a while of quiet
+# waits up to a twentieth of it, but no longer than a second.
+_QUIET_SHARE, _LONGEST_UNSEEN = 1 / 20, 1.0
 # Seconds until a pattern is looked up again.
 _FINDING = 10.0
 
@@ -64,6 +67,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, Extent] | None = None
         self._latest: Offsets | None = None
         self._idle = 0.0
+        self._seen: dict[str, Extent] = {}
+        self._looked_at = 0.0
+        self._quiet_since: float | None = None
         self._waits_since: float | None = None
         if options.ending != LATEST:
             raise InvalidArgumentError(
@@ -150,20 +156,34 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _news(self, place: Place) -> dict[str, Extent]:
-        extents = self._look()
-        begin = self._planner.begin(place, extents)
-        if any(extents[topic].end > at for topic, at in begin.items()):
-            self._idle = 0.0
-        else:
-            self._idle = min(max(self._idle * 2, _SHORTEST_IDLE), _LONGEST_IDLE)
-            time.sleep(self._idle)
+        extents = self._seen if self._quiet_since is not None else {}
+        if not place.at.keys() <= extents.keys():
             extents = self._look()
+        if not self._has_more(place, extents):
+            extents = self._rest(extents)
+        if self._has_more(place, extents):
+            self._idle, self._quiet_since = 0.0, None
         for topic, at in self._planner.begin(place, extents).items():
             check_not_beyond(topic, extents[topic], at, "the checkpoint")
         return extents
 
+    def _has_more(self, place: Place, extents: Mapping[str, Extent]) -> bool:
+        begin = self._planner.begin(place, extents)
+        return any(extents[topic].end > at for topic, at in begin.items())
+
+    def _rest(self, extents: dict[str, Extent]) -> dict[str, Extent]:
+        """Wait a little, and look again unless somebody just has."""
+        if self._quiet_since is None:
+            self._quiet_since = time.monotonic()
+        self._idle = min(max(self._idle * 2, _SHORTEST_IDLE), _LONGEST_IDLE)
+        time.sleep(self._idle)
+        now = time.monotonic()
+        unseen = min((now - self._quiet_since) * _QUIET_SHARE, _LONGEST_UNSEEN)
+        return self._look() if now - self._looked_at >= unseen else extents
+
     def _look(self) -> dict[str, Extent]:
-        extents = self._planner.extents()
+        self._seen = extents = self._planner.extents()
+        self._looked_at = time.monotonic()
         self._latest = {topic: extent.end for topic, extent in sorted(extents.items())}
         return extents
 
