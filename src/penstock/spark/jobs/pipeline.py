@@ -20,7 +20,6 @@ from datetime import datetime
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import msgspec
 
@@ -270,10 +269,11 @@ class SparkPipeline:
         is done."""
         part = once or ALL
         writer = self._projection(part) if name == PROJECTION else self._stage(name, part)
-        folder = self._options.checkpoints.rstrip("/")
-        if not part.is_all:
-            folder += f"/parts/{uuid4()}"
-        writer = writer.queryName(name).option("checkpointLocation", f"{folder}/{name}")
+        writer = writer.queryName(name)
+        if part.is_all:
+            folder = self._options.checkpoints.rstrip("/")
+            writer = writer.option("checkpointLocation", f"{folder}/{name}")
+        # A part has none that anybody would go on with: Spark makes one, and deletes it.
         if once:
             return writer.trigger(availableNow=True).start()
         milliseconds = max(0, round(self._options.trigger * 1000))
