@@ -48,6 +48,8 @@ class SourceOptions:
     min_partitions: int | None = None
     max_records: int = 50_000
     fail_on_data_loss: bool = True
+    begins_again: bool = False
+    """A topic that was deleted and made again is read from its beginning, and no error."""
     filter: str = ""
     include_headers: bool = False
     push_filters: bool = False
@@ -65,6 +67,10 @@ class SourceOptions:
         url = options.url()
         mode = options.take("mode", _one_of("log", "queue"), "log" if _has_ranges(url) else "queue")
         topics, pattern = _topics(options)
+        lossless = options.take("failOnDataLoss", _flag, True)
+        recreated = options.take(
+            "whenRecreated", _one_of("fail", "begin"), "fail" if lossless else "begin"
+        )
         strategies = _one_of("latest", "error")
         strategy = options.take("startingOffsetsByTimestampStrategy", strategies, "latest")
         found = cls(
@@ -80,7 +86,8 @@ class SourceOptions:
             max_bytes=options.take("maxBytesPerTrigger", _count, None),
             min_partitions=options.take("minPartitions", _count, None),
             max_records=options.take("maxRecordsPerPartition", _count, cls.max_records),
-            fail_on_data_loss=options.take("failOnDataLoss", _flag, True),
+            fail_on_data_loss=lossless,
+            begins_again=recreated == "begin",
             filter=options.take("filter", _filter, ""),
             include_headers=options.take("includeHeaders", _flag, False),
             push_filters=options.take("pushFilters", _flag, False),

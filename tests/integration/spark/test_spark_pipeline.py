@@ -39,11 +39,12 @@ def settings(tmp_path):
 
 
 def options(tmp_path, **more):
-    return PipelineOptions(
-        checkpoints=str(tmp_path / "checkpoints"),
-        history=str(tmp_path / "history"),
-        **{"pipeline": PIPELINE, "trigger": 0.1, **more},
-    )
+    usual = {"history": str(tmp_path / "history"), "pipeline": PIPELINE, "trigger": 0.1}
+    return PipelineOptions(checkpoints=str(tmp_path / "checkpoints"), **{**usual, **more})
+
+
+def metadata_alone(tmp_path):
+    return options(tmp_path, stages=("metadata",), history=None)
 
 
 def told(metric, **labels):
@@ -128,7 +129,7 @@ def test_a_job_retried_by_hand_that_fails_again_is_tried_again(spark, settings, 
     CALLS.prepare(tmp_path)
     [job] = submit(settings, "stubborn.wav")
     retry_by_hand(settings, job)
-    with running(SparkPipeline(spark, settings, options(tmp_path, stages=("metadata",)))):
+    with running(SparkPipeline(spark, settings, metadata_alone(tmp_path))):
         wait_for(lambda: records(settings, [job])[0].job.stage is not JobStage.QUEUED, within=40)
     assert records(settings, [job])[0].job.stage is JobStage.METADATA_READY
 
@@ -158,6 +159,7 @@ def test_a_backfill_of_some_jobs_leaves_the_others_the_checkpoints_and_the_histo
     done = {r.job.job_id for r in records(settings, early + late) if MEDIA.is_end(r.job.stage)}
     assert done == {early[1], *late}
     assert not (tmp_path / "history").exists()
+    assert not (tmp_path / "checkpoints").exists()
     made.backfill()
     assert all(MEDIA.is_end(r.job.stage) for r in records(settings, early))
     assert read_history(spark, str(tmp_path / "history")).count() == 9
@@ -213,7 +215,7 @@ def test_a_checkpoint_lost_repeats_no_work_and_says_nothing_twice(spark, setting
 def test_a_job_that_kills_its_worker_is_given_up_and_the_others_complete(spark, settings, tmp_path):
     CALLS.prepare(tmp_path)
     jobs = submit(settings, "good.wav", "deadly.wav", "good.wav")
-    with running(SparkPipeline(spark, settings, options(tmp_path, stages=("metadata",)))):
+    with running(SparkPipeline(spark, settings, metadata_alone(tmp_path))):
         wait_for(lambda: all(r.job.stage is not JobStage.QUEUED for r in records(settings, jobs)))
     good, deadly, other = records(settings, jobs)
     assert {good.job.stage, other.job.stage} == {JobStage.METADATA_READY}

@@ -8,6 +8,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 
 from penstock.brokers.nats.local.folder import LocalServer
+from penstock.spark.behind import offsets_of
 from tests.support.nats_scenes import api, fill, make
 from tests.support.servers import NatsServer
 from tests.support.spark_scenes import PATIENCE, numbers, run_available, stream
@@ -68,7 +69,7 @@ def test_batches_are_no_larger_than_they_may_be_and_available_now_ends(spark, se
     assert sum(rows) == 120
     assert max(rows) <= 50
     last = query.recentProgress[-1]["sources"][0]
-    assert json.loads(last["endOffset"]) == {"small-one": 81, "small-two": 41}
+    assert offsets_of(last["endOffset"]) == {"small-one": 81, "small-two": 41}
     assert json.loads(last["latestOffset"]) == {"small-one": 81, "small-two": 41}
 
 
@@ -220,6 +221,22 @@ def test_a_topic_that_was_made_anew_is_noticed(spark, server, tmp_path):
     )
     with pytest.raises(StreamingQueryException, match="deleted and created again"):
         query.awaitTermination(PATIENCE)
+
+
+def test_a_topic_made_anew_and_longer_by_a_restart_is_refused_or_read_from_its_beginning(
+    spark, server, tmp_path
+):
+    make(server.url, "outgrown")
+    fill(server.url, "outgrown", range(10))
+    frame = stream(spark, server.url, "outgrown")
+    run_available(frame, tmp_path)
+    api(server.url, "STREAM.DELETE.outgrown")
+    make(server.url, "outgrown")
+    fill(server.url, "outgrown", range(100, 120))
+    with pytest.raises(StreamingQueryException, match="deleted and created again"):
+        run_available(frame, tmp_path)
+    out = run_available(stream(spark, server.url, "outgrown", whenRecreated="begin"), tmp_path)
+    assert sorted(numbers(spark.read.parquet(str(out)))) == [*range(10), *range(100, 120)]
 
 
 def test_a_topic_made_anew_under_a_query_is_noticed_though_it_is_longer(spark, server, tmp_path):

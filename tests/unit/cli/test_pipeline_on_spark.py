@@ -1,9 +1,12 @@
 """`penstock pipeline`: what is wrong is said in one line, and before Spark is started."""
 
+from contextlib import nullcontext
+
 import pytest
 from pyspark.errors import AnalysisException
 from typer.testing import CliRunner
 
+from penstock.cli.jobs.metrics import Readiness
 from penstock.cli.jobs.pipeline import pipeline
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
@@ -37,6 +40,7 @@ def invoke(tmp_path, monkeypatch, *arguments):
         (["--conf", "executor.memory"], "--conf takes a setting of Spark"),
         (["--py-files", "nowhere.py"], "there is no file 'nowhere.py'"),
         (["--stages", "laundry"], "Stages are metadata, transcription, projection"),
+        (["--stages", "metadata", "--history", "./history"], "kept by the projection"),
         (["--master", "spark://far:7077"], "local:// is a server of this machine"),
         (
             ["--master", "spark://far:7077", "--url", "nats://far"],
@@ -72,10 +76,39 @@ def test_settings_of_spark_reach_the_session(started, tmp_path, monkeypatch):
         def run(self):
             pass
 
-        stop = run
+        stop = lacks = run
 
     monkeypatch.setattr("penstock.spark.jobs.pipeline.SparkPipeline", Ended)
     done = invoke(tmp_path, monkeypatch, "--conf", "spark.executor.memory=4g", "--master", "local")
     assert done.exit_code == 0, done.output
     (_, master), options = started[0]
     assert (master, options["config"]["spark.executor.memory"]) == ("local", "4g")
+
+
+def test_it_is_ready_only_while_no_query_fails(started, tmp_path, monkeypatch):
+    seen = []
+
+    class Ailing:
+        troubles = "query metadata failed"
+
+        def __init__(self, *_):
+            pass
+
+        def lacks(self):
+            return self.troubles
+
+        def stop(self):
+            pass
+
+        def run(self):
+            seen.append(ready.page())
+            self.troubles = None
+            seen.append(ready.page())
+
+    ready = Readiness()
+    monkeypatch.setattr("penstock.spark.jobs.pipeline.SparkPipeline", Ailing)
+    monkeypatch.setattr(
+        "penstock.cli.jobs.pipeline.serving_metrics_beside", lambda *_: nullcontext(ready)
+    )
+    assert invoke(tmp_path, monkeypatch).exit_code == 0
+    assert seen == [(503, "not ready: query metadata failed\n"), (200, "ready\n")]

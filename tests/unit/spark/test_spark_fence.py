@@ -1,13 +1,16 @@
 """The fence around a batch, on marks in memory."""
 
+import pyarrow as pa
 import pytest
 
 from penstock.errors import FailedPreconditionError, UnavailableError
-from penstock.message import Draft
+from penstock.message import Draft, Receipt
 from penstock.rules.backoff import Backoff
 from penstock.spark.options import SinkOptions
 from penstock.spark.ranges import PatientRanges
+from penstock.spark.sink import writer
 from penstock.spark.sink.fence import Attempt, Fence, Tally
+from penstock.spark.sink.rows import Rows
 from tests.support.range_logs import FakeRangeLog
 
 OPTIONS = SinkOptions.of({"url": "nats://nowhere", "topic": "copied", "fence": "true"})
@@ -65,6 +68,48 @@ def test_a_batch_that_died_half_way_may_be_shared_out_otherwise(log):
     publish(log, begun(log, 1), 3)
     stored = [publish(log, begun(log, 1, "second"), *some) for some in ((4, 3), (2,), (1, 5))]
     assert stored == [["id-4"], [], ["id-5"]]
+
+
+def test_what_others_stored_meanwhile_is_not_remembered_where_ids_tell(log):
+    publish(log, begun(log, 1), 1, 2)
+    log.fill("copied", 5000)
+    again = begun(log, 1, "second", named="id-")
+    assert len(again._stored) == 2
+    assert publish(log, again, 1, 2, 3) == ["id-3"]
+
+
+class Stored:
+    """A broker that has all it is given."""
+
+    def __init__(self, log, on_publish):
+        self.log = log
+        self.on_publish = on_publish
+
+    async def publish(self, topic, drafts):
+        for draft in drafts:
+            self.log.topics[topic].add(draft)
+        self.on_publish()
+        return [Receipt(draft.message_id, 1) for draft in drafts]
+
+    async def aclose(self):
+        pass
+
+
+@pytest.mark.real_time
+async def test_a_task_that_has_lost_its_batch_publishes_no_more_of_it(log, monkeypatch):
+    slow = begun(log, 1)
+    broker = Stored(log, on_publish=lambda: begun(log, 1, "second"))
+
+    async def connected(_):
+        return broker
+
+    monkeypatch.setattr("penstock.spark.sink.writer.connected", connected)
+    rows = [pa.RecordBatch.from_pydict({"data": [b"%d" % n]}) for n in range(5)]
+    with pytest.raises(FailedPreconditionError, match="Another attempt has taken batch 1"):
+        await writer.publish(
+            OPTIONS, iter(rows), Rows("copied", "query", "1"), Attempt("query", 1, "first"), slow
+        )
+    assert len(log.topics["copied"].messages) == 4
 
 
 def test_tasks_of_one_attempt_share_a_mark_and_look_at_nothing(log):

@@ -170,6 +170,35 @@ def test_what_a_query_said_before_it_failed_is_counted_too(time):
     assert (sample("running", query="failing"), sample("starts_total", query="failing")) == (1, 2)
 
 
+def test_a_query_that_failed_says_so_until_it_has_done_something(time):
+    starts = Starts()
+    kept = KeptQuery("ailing", starts)
+    assert kept.lacks is None
+    starts.made[0].failure = RuntimeError("could not connect to db.internal")
+    kept.look()
+    assert kept.lacks == "query ailing failed and is started again; the log says why"
+    look_until_started(kept, time, starts, 2)
+    time.now += 1
+    kept.look()
+    assert kept.lacks is not None
+    starts.made[1].recentProgress = [progress(0, run="ailing")]
+    time.now += 1
+    kept.look()
+    assert kept.lacks is None
+
+
+def test_failures_with_nothing_to_do_between_them_are_not_failures_in_a_row(time):
+    starts = Starts()
+    kept = KeptQuery("idle", starts)
+    for count in range(2, 40):
+        starts.made[-1].failure = RuntimeError("the broker is away")
+        look_until_started(kept, time, starts, count)
+        starts.made[-1].status["message"] = "Waiting for data to arrive"
+        time.now += 1
+        kept.look()
+        assert kept.lacks is None
+
+
 def test_a_query_is_ended_when_it_waits_or_as_soon_as_a_batch_has_ended(time):
     starts = Starts()
     kept = KeptQuery("busy", starts)

@@ -1,20 +1,22 @@
 """What the projection does with a batch, without Spark around it."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
-from penstock.errors import DataLossError
+from penstock.errors import DataLossError, FailedPreconditionError
 from penstock.jobs import MEDIA
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.message import Draft
 from penstock.spark.jobs.event_source import EventSource
+from penstock.spark.jobs.history import check_there
 from penstock.spark.jobs.projection import Project
 from penstock.spark.options import SourceOptions
 from penstock.spark.source.reader import LogRange
 from tests.support.job_samples import EVENTS
-from tests.support.range_logs import FakeRangeLog
+from tests.support.range_logs import FakeRangeLog, FakeTopic
 
 TOPIC = "projection-test"
 OPTIONS = {"url": "nats://nowhere", "topics": TOPIC}
@@ -43,11 +45,12 @@ def log(monkeypatch):
     return made
 
 
-def batch_of(first, last):
+def batch_of(first, last, identity=""):
     """As Spark brings it: what the reader gave for the partitions, in any order."""
     reader = EventSource(OPTIONS).streamReader(None)
     middle = (first + last) // 2
-    parts = [LogRange(TOPIC, middle + 1, last), LogRange(TOPIC, first, middle)]
+    ends = ((middle + 1, last), (first, middle))
+    parts = [LogRange(TOPIC, low, high, identity) for low, high in ends]
     rows = [batch for part in parts for batch in reader.read(part)]
     return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(rows))
 
@@ -77,3 +80,24 @@ def test_a_batch_of_nothing_is_nothing_to_do(log):
     empty = pa.table({"sequence": pa.array([], pa.int64())})
     project(SimpleNamespace(toArrow=lambda: empty), 0)
     assert (place.applied, log.calls) == ([], [])
+
+
+def test_events_go_to_the_history_under_the_topic_that_their_batch_was_planned_with(
+    log, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("penstock.spark.jobs.projection.open_patiently", lambda *_, **__: log)
+    history = str(tmp_path / "history")
+    project = Project(Place(), "nats://nowhere", TOPIC, history, SourceOptions.of(OPTIONS))
+    old = log.topics[TOPIC]
+    project(batch_of(1, 4, old.identity), 0)
+    log.topics[TOPIC] = new = FakeTopic()
+    for event in (*EVENTS.values(), *EVENTS.values()):
+        new.add(MEDIA.codec.encode_event(event))
+    with pytest.raises(FailedPreconditionError, match="deleted and created again"):
+        project(batch_of(5, 8, old.identity), 1)
+    project(batch_of(1, 4, new.identity), 1)
+    rows = check_there(history).to_pyarrow_table()
+    assert Counter(rows.column("source").to_pylist()) == {
+        f"{TOPIC}@{old.identity}": 4,
+        f"{TOPIC}@{new.identity}": 4,
+    }

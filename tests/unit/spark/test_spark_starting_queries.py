@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark.cloudpickle import dumps, loads
 
+from penstock.errors import InvalidArgumentError
 from penstock.jobs import load_settings
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.spark.jobs.event_source import EventSource
@@ -41,6 +42,26 @@ def test_stages_run_once_and_in_their_order_however_they_are_asked_for(settings,
     asked = ("projection", "transcription", "metadata", "transcription")
     options = PipelineOptions(checkpoints=str(tmp_path), stages=asked)
     assert queries_of(settings, options) == ("metadata", "transcription", "projection")
+
+
+def test_a_history_without_the_projection_is_refused(settings, tmp_path):
+    where = str(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="kept by the projection"):
+        queries_of(settings, PipelineOptions(checkpoints=where, history=where, stages=["metadata"]))
+
+
+def test_a_pipeline_lacks_what_its_queries_do(settings, tmp_path):
+    pipeline = SparkPipeline(Session(), settings, PipelineOptions(checkpoints=str(tmp_path)))
+    assert pipeline.lacks() == "its queries are starting"
+    pipeline._kept += [SimpleNamespace(lacks=None), SimpleNamespace(lacks="transcription failed")]
+    assert pipeline.lacks() == "transcription failed"
+    pipeline._kept.append(SimpleNamespace(lacks="projection failed"))
+    assert pipeline.lacks() == "transcription failed; projection failed"
+    for query in pipeline._kept:
+        query.lacks = None
+    assert pipeline.lacks() is None
+    pipeline.stop()
+    assert pipeline.lacks() == "it is stopping"
 
 
 def test_each_query_that_is_started_has_a_source_of_its_own(settings, tmp_path):

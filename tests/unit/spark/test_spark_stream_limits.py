@@ -9,6 +9,7 @@ from penstock.errors import (
     TopicNotFoundError,
     UnavailableError,
 )
+from penstock.spark.behind import offsets_of
 from penstock.spark.options import SourceOptions
 from penstock.spark.schema import source_schema
 from penstock.spark.source import stream
@@ -52,27 +53,32 @@ def reader(log, **options):
     return made
 
 
+def latest(reading, start):
+    """The sequences; offsets also say which topics they count in."""
+    return offsets_of(reading.latestOffset(start, ReadAllAvailable()))
+
+
 def test_a_batch_waits_until_there_is_enough(log, time):
     waiting = reader(log)
-    assert waiting.latestOffset({"orders": 1}, ReadAllAvailable()) == {"orders": 1}
+    assert latest(waiting, {"orders": 1}) == {"orders": 1}
     log.fill("orders", 2)
-    assert waiting.latestOffset({"orders": 1}, ReadAllAvailable()) == {"orders": 6}
+    assert latest(waiting, {"orders": 1}) == {"orders": 6}
 
 
 def test_a_batch_does_not_wait_longer_than_it_may(log, time):
     waiting = reader(log, maxTriggerDelay="30s")
-    assert waiting.latestOffset({"orders": 1}, ReadAllAvailable()) == {"orders": 1}
+    assert latest(waiting, {"orders": 1}) == {"orders": 1}
     time.now += 30
-    assert waiting.latestOffset({"orders": 1}, ReadAllAvailable()) == {"orders": 4}
+    assert latest(waiting, {"orders": 1}) == {"orders": 4}
     # What comes next has its own time.
     log.fill("orders", 1)
-    assert waiting.latestOffset({"orders": 4}, ReadAllAvailable()) == {"orders": 4}
+    assert latest(waiting, {"orders": 4}) == {"orders": 4}
 
 
 def test_what_is_to_be_worked_through_now_is_not_waited_for(log, time):
     now = reader(log)
     now.prepareForTriggerAvailableNow()
-    assert now.latestOffset({"orders": 1}, ReadAllAvailable()) == {"orders": 4}
+    assert latest(now, {"orders": 1}) == {"orders": 4}
 
 
 @pytest.fixture
@@ -99,8 +105,8 @@ def matched(log, **options):
 def test_a_pattern_is_the_whole_name_of_every_topic_there_is(log, time, there):
     log.fill("orders-old", 1)
     reading = matched(log)
-    assert reading.initialOffset() == {"orders": 1, "orders-old": 1}
-    found = reading.latestOffset({"orders": 1, "orders-old": 1}, ReadAllAvailable())
+    assert offsets_of(reading.initialOffset()) == {"orders": 1, "orders-old": 1}
+    found = latest(reading, {"orders": 1, "orders-old": 1})
     assert found == {"orders": 4, "orders-old": 2}
 
 
@@ -108,12 +114,12 @@ def test_a_topic_that_comes_later_is_read_from_its_beginning(log, time, there):
     log.fill("orders-old", 1)
     reading = matched(log, startingOffsets="latest")
     at = reading.initialOffset()
-    assert reading.latestOffset(at, ReadAllAvailable()) == {"orders": 4, "orders-old": 2}
+    assert latest(reading, at) == {"orders": 4, "orders-old": 2}
     there.append("orders-new")
     log.fill("orders-new", 2)
-    assert "orders-new" not in reading.latestOffset(at, ReadAllAvailable())
+    assert "orders-new" not in latest(reading, at)
     time.now += 10
-    later = reading.latestOffset(at, ReadAllAvailable())
+    later = latest(reading, at)
     assert later == {"orders": 4, "orders-new": 3, "orders-old": 2}
     parts = reading.partitions(at, later)
     assert [(part.topic, part.first, part.last) for part in parts] == [("orders-new", 1, 2)]
@@ -134,9 +140,9 @@ def test_a_topic_that_was_read_and_is_gone_is_missed(log, time, there):
     there.remove("orders-old")
     reading = matched(log)
     with pytest.raises(TopicNotFoundError, match="orders-old"):
-        reading.latestOffset({"orders": 1, "orders-old": 9}, ReadAllAvailable())
+        latest(reading, {"orders": 1, "orders-old": 9})
     with pytest.raises(FailedPreconditionError, match="no longer name"):
-        reading.latestOffset({"orders": 1, "bills": 9}, ReadAllAvailable())
+        latest(reading, {"orders": 1, "bills": 9})
 
 
 def test_new_topics_are_not_looked_for_while_the_broker_is_away(log, time, there):
@@ -145,10 +151,49 @@ def test_new_topics_are_not_looked_for_while_the_broker_is_away(log, time, there
     at = reading.initialOffset()
     there.clear()
     time.now += 10
-    assert reading.latestOffset(at, ReadAllAvailable()) == {"orders": 4, "orders-old": 2}
+    assert latest(reading, at) == {"orders": 4, "orders-old": 2}
 
 
 def test_a_stream_that_is_to_begin_beyond_the_end_of_a_topic_is_refused(log, time):
-    assert reader(log, startingOffsets='{"orders": 4}').initialOffset() == {"orders": 4}
+    begin = reader(log, startingOffsets='{"orders": 4}').initialOffset()
+    assert offsets_of(begin) == {"orders": 4}
     with pytest.raises(InvalidArgumentError, match=r"begins at 5, .* 'orders' will be 4"):
         reader(log, startingOffsets='{"orders": 5}').initialOffset()
+
+
+def idle(reading, at, time, seconds):
+    """Ask as Spark does, until something comes or for so long."""
+    until = time.now + seconds
+    while time.now < until and latest(reading, at) == offsets_of(at):
+        time.now += 0.01
+
+
+def asked(log):
+    return sum(call == "extent" for call in log.calls)
+
+
+def test_the_longer_nothing_comes_the_less_is_the_broker_asked(log, time):
+    reading = reader(log)
+    at = reading.latestOffset({"orders": 4}, ReadAllAvailable())
+    idle(reading, at, time, 1)
+    assert asked(log) < 20
+    idle(reading, at, time, 60)
+    before = asked(log)
+    idle(reading, at, time, 60)
+    assert 30 < asked(log) - before <= 60
+
+
+@pytest.mark.parametrize(("quiet", "within"), [(1, 0.2), (4, 0.4), (3600, 1.2)])
+def test_what_comes_is_seen_soon_however_long_nothing_came(log, time, quiet, within):
+    reading = reader(log, minOffsetsPerTrigger="1")
+    at = reading.latestOffset({"orders": 4}, ReadAllAvailable())
+    idle(reading, at, time, quiet)
+    log.fill("orders", 1)
+    came = time.now
+    idle(reading, at, time, 10)
+    assert time.now - came < within
+    # And what follows it is not waited for.
+    before = asked(log)
+    log.fill("orders", 1)
+    assert latest(reading, {"orders": 5}) == {"orders": 6}
+    assert asked(log) > before

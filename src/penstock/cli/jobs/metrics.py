@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
@@ -45,9 +45,12 @@ class Readiness:
     def __init__(self) -> None:
         self.lacks: str | None = "it is starting"
         """What is in the way, if anything is."""
+        self.ask: Callable[[], str | None] = lambda: None
+        """Somebody who knows more, each time that somebody wants to know."""
 
     def page(self) -> tuple[int, str]:
-        return (200, "ready\n") if self.lacks is None else (503, f"not ready: {self.lacks}\n")
+        lacks = self.lacks or self.ask()
+        return (200, "ready\n") if lacks is None else (503, f"not ready: {lacks}\n")
 
 
 @asynccontextmanager

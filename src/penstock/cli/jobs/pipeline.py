@@ -172,7 +172,7 @@ def _run(
             _stop_on_signals(made)
             typer.echo(f"Running {', '.join(queries)}.")
             if readiness is not None:
-                readiness.lacks = None
+                readiness.ask, readiness.lacks = made.lacks, None
             if once is not None:
                 made.backfill(once)
                 typer.echo("All that was there is done.")

@@ -8,14 +8,20 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.schema import arrow_schema, source_schema
 from penstock.spark.source.reader import LogRange
 from penstock.spark.source.stream import LogStreamReader
 
-_SCHEMA = StructType([StructField("sequence", LongType(), nullable=False)])
+# Which topic of its name it is, is said once a partition.
+_SCHEMA = StructType(
+    [
+        StructField("sequence", LongType(), nullable=False),
+        StructField("identity", StringType(), nullable=True),
+    ]
+)
 
 
 class EventSource(PenstockDataSource):
@@ -37,4 +43,6 @@ class _SequenceReader(LogStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogRange)  # noqa: S101
         sequences = pa.array(range(partition.first, partition.last + 1), pa.int64())
-        yield pa.RecordBatch.from_arrays([sequences], schema=arrow_schema(_SCHEMA))
+        others = pa.nulls(len(sequences) - 1, pa.string())
+        identity = pa.concat_arrays([pa.array([partition.identity], pa.string()), others])
+        yield pa.RecordBatch.from_arrays([sequences, identity], schema=arrow_schema(_SCHEMA))

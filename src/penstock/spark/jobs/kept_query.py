@@ -40,6 +40,9 @@ class KeptQuery:
         self._failures = Failures(_RESTARTING)
         self._query: StreamingQuery | None = None
         self._not_before = self._next_report = 0.0
+        self.lacks: str | None = None
+        """What is wrong with it, from when it failed until it has ended a batch or waits for one.
+        Anybody may be told: why it failed, which may name hosts, is in the log."""
         self._begin()
 
     @property
@@ -48,7 +51,7 @@ class KeptQuery:
         query = self._query
         if query is None or not query.isActive or query.recentProgress:
             return False
-        return not str(query.status["message"]).startswith("Waiting")
+        return not _waits(query)
 
     @property
     def is_starting(self) -> bool:
@@ -73,8 +76,9 @@ class KeptQuery:
         is_active = query.isActive
         if now >= self._next_report or not is_active:
             self._next_report = now + _REPORTING
-            if report(self._name, query):
+            if report(self._name, query) or (self.lacks is not None and _waits(query)):
                 self._failures.clear()
+                self.lacks = None
         if not is_active:
             self._query = None
             self._failed(query.exception() or UnavailableError(f"Query {self._name} ended"))
@@ -105,6 +109,7 @@ class KeptQuery:
 
     def _failed(self, error: Exception) -> None:
         say_running(self._name, running=False)
+        self.lacks = f"query {self._name} failed and is started again; the log says why"
         if any(sign in str(error) for sign in _BROKEN):
             raise FailedPreconditionError(
                 f"Spark itself is broken and does not heal ({reason_of(error)}); start the "
@@ -126,6 +131,11 @@ def look_at_all(queries: Sequence[KeptQuery]) -> None:
     ready by then, however often it tries."""
     for query in queries:
         query.look(may_begin=not query.is_down or not any(one.is_starting for one in queries))
+
+
+def _waits(query: StreamingQuery) -> bool:
+    """It runs, and has nothing to do."""
+    return query.isActive and str(query.status["message"]).startswith("Waiting")
 
 
 def _batch(query: StreamingQuery) -> int:

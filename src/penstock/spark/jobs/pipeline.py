@@ -20,7 +20,6 @@ from datetime import datetime
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import msgspec
 
@@ -98,6 +97,11 @@ def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ..
         raise InvalidArgumentError(
             f"Stages are {', '.join(every)}, not {', '.join(sorted(unknown)) or 'none'}"
         )
+    if options.history is not None and PROJECTION not in chosen:
+        raise InvalidArgumentError(
+            f"A history is kept by the {PROJECTION}, which is not among the stages "
+            f"{', '.join(chosen)}; add it to them, or leave the history out"
+        )
     # As they follow each other, whoever asks for them: one works on what the one before says.
     return tuple(name for name in every if name in chosen)
 
@@ -166,6 +170,17 @@ class SparkPipeline:
         self._has_log = broker_kind(settings.url).ranges is not None
         self._workplace: Workplace | None = None
         self._stopping = threading.Event()
+        self._kept: list[KeptQuery] = []
+
+    def lacks(self) -> str | None:
+        """What keeps the queries that `run` keeps running from their work, if anything does. For
+        any thread."""
+        if self._stopping.is_set():
+            return "it is stopping"
+        troubles = [query.lacks for query in self._kept if query.lacks is not None]
+        if not troubles and len(self._kept) < len(self._queries):
+            return "its queries are starting"
+        return "; ".join(troubles) or None
 
     def stop(self) -> None:
         """Let the batches that run come to their end, then end `run`. Safe in a signal handler."""
@@ -179,7 +194,7 @@ class SparkPipeline:
             if set(self._queries) != {PROJECTION}:
                 stack.enter_context(DriverRelay(self._settings))
             stack.enter_context(Watching(self._lags()))
-            kept: list[KeptQuery] = []
+            kept = self._kept
             try:
                 # One after the other: Spark fills tables of its own when the first batch of a
                 # query is planned, and several at once have left them broken for good.
@@ -254,10 +269,11 @@ class SparkPipeline:
         is done."""
         part = once or ALL
         writer = self._projection(part) if name == PROJECTION else self._stage(name, part)
-        folder = self._options.checkpoints.rstrip("/")
-        if not part.is_all:
-            folder += f"/parts/{uuid4()}"
-        writer = writer.queryName(name).option("checkpointLocation", f"{folder}/{name}")
+        writer = writer.queryName(name)
+        if part.is_all:
+            folder = self._options.checkpoints.rstrip("/")
+            writer = writer.option("checkpointLocation", f"{folder}/{name}")
+        # A part has none that anybody would go on with: Spark makes one, and deletes it.
         if once:
             return writer.trigger(availableNow=True).start()
         milliseconds = max(0, round(self._options.trigger * 1000))
@@ -302,7 +318,9 @@ class SparkPipeline:
 
     def _log_options(self, **more: str) -> dict[str, str]:
         most = str(self._options.batch)
-        return {"url": self._settings.url, "maxOffsetsPerTrigger": most, **more}
+        # Whatever is read again finds that it was done: nobody has to say that it may be.
+        begin = {"maxOffsetsPerTrigger": most, "whenRecreated": "begin"}
+        return {"url": self._settings.url, **begin, **more}
 
     def _queues(self, name: str) -> Sequence[str]:
         """The subscriptions that a query reads where there is no log."""

@@ -20,6 +20,7 @@ from penstock.spark.jobs.progress import count_ended, say_repeated
 from penstock.spark.jobs.workplace import Workplace
 from penstock.spark.options import SourceOptions
 from penstock.spark.ranges import open_patiently
+from penstock.spark.source.offsets import check_same_topic
 from penstock.spark.source.reader import LogRange, read_columns
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ class Project:
     log: SourceOptions | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        found = self._brought(batch) if self.log is None else self._read(self.log, batch)
+        part = None if self.log is None else self._part(batch)
+        found = self._brought(batch) if self.log is None else self._read(self.log, part)
+        identity = "" if part is None else part.identity
         decode_event = pipeline_of(self.workplace.pipeline).codec.decode_event
         events: list[Told] = []
         strange = 0
@@ -66,10 +69,10 @@ class Project:
         if not events:
             return
         self.workplace.runner().apply([told.event for told in events])
-        count_ended(pipeline_of(self.workplace.pipeline), self.topic, events)
+        count_ended(pipeline_of(self.workplace.pipeline), f"{self.topic}@{identity}", events)
         if self.history is not None:
             history = History(self.history, pipeline_of(self.workplace.pipeline))
-            say_repeated(PROJECTION, len(events) - history.append(self._source(), events))
+            say_repeated(PROJECTION, len(events) - history.append(self._source(identity), events))
 
     def _brought(self, batch: DataFrame) -> Iterator[_Message]:
         rows = batch.select(*_COLUMNS).toArrow().sort_by("sequence")
@@ -80,22 +83,30 @@ class Project:
             sequences, published, data, attributes_of(rows.column("attributes")), strict=True
         )
 
-    def _read(self, log: SourceOptions, batch: DataFrame) -> Iterator[_Message]:
-        """All between the first and the last, which are the ends of the batch."""
-        wanted = batch.toArrow().column("sequence")
-        if not len(wanted):
-            return
-        first, last = pc.min_max(wanted).as_py().values()
-        for columns in read_columns(log, LogRange(self.topic, first, last)):
+    def _part(self, batch: DataFrame) -> LogRange | None:
+        """All between the first and the last, which are the ends of the batch, of the topic that it
+        was planned with."""
+        rows = batch.toArrow()
+        if not len(rows):
+            return None
+        first, last = pc.min_max(rows.column("sequence")).as_py().values()
+        [identity] = pc.unique(rows.column("identity").drop_null()).to_pylist()
+        return LogRange(self.topic, first, last, identity)
+
+    def _read(self, log: SourceOptions, part: LogRange | None) -> Iterator[_Message]:
+        for columns in read_columns(log, part) if part is not None else ():
             yield from _messages(columns)
 
-    def _source(self) -> str:
-        """The topic; one that was deleted and made again counts anew, and is another."""
+    def _source(self, identity: str) -> str:
+        """The topic; one that was deleted and made again counts anew, and is another. An error if
+        that happened since the batch was planned: what was read may be of either."""
         log = open_patiently(self.url, _PATIENCE, proven=True)
         try:
-            return f"{self.topic}@{log.extent(self.topic).identity}"
+            extent = log.extent(self.topic)
         finally:
             log.close()
+        check_same_topic(self.topic, extent, identity)
+        return f"{self.topic}@{extent.identity}"
 
 
 def _messages(columns: Columns) -> Iterator[_Message]:

@@ -26,6 +26,7 @@ from penstock.spark.options import SourceOptions
 from penstock.spark.queue.spool import Spool, segment_path
 from penstock.spark.queue.spooler import Spooler
 from penstock.spark.schema import arrow_schema
+from penstock.spark.source.offsets import place_of
 
 _IDLE = 0.1
 
@@ -145,11 +146,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_spool": None, "_spooler": None, "_hold": None}
 
 
-def _segment(offset: Mapping[str, int]) -> int:
+def _segment(offset: Mapping[str, Any]) -> int:
     if "segment" not in offset:
+        topics = ", ".join(place_of(offset).at)
         raise FailedPreconditionError(
-            f"The checkpoint is that of a query that read {', '.join(sorted(offset))} as a log, "
-            "and this one reads a queue; begin with a new checkpoint"
+            f"The checkpoint is that of a query that read {topics} as a log, and this one reads a "
+            "queue; begin with a new checkpoint"
         )
     return int(offset["segment"])
 

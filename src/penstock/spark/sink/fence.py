@@ -95,13 +95,15 @@ class Fence:
     def is_first(self) -> bool:
         return self._progress.first
 
-    def begin(self, *, task_again: bool = False) -> None:
+    def begin(self, *, task_again: bool = False, named: str = "") -> None:
         """Find what earlier attempts left, and make the batch ours. `task_again`: this task was run
-        before in this attempt."""
+        before in this attempt. `named`: what the ids of its rows begin with, if that is known: then
+        what others have stored since need not be remembered."""
         while not self._is_ours():
             pass
         if not self.is_done and (task_again or not self.is_first):
-            self._stored = set(self._ids(self._progress.since))
+            ids = self._ids(self._progress.since)
+            self._stored = {name for name in ids if name.startswith(named)}
 
     def not_stored(self, drafts: list[Addressed]) -> list[Addressed]:
         if not self._stored:

@@ -106,6 +106,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_columns(schema, options)
         self._options = options
+        self._brings_ids = "message_id" in schema.names
         # Made once for each attempt at a batch, and travels with its tasks.
         self._attempt = secrets.token_hex(8)
 
@@ -120,7 +121,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         if not self._options.fence:
             return asyncio.run(publish(self._options, iterator, rows, attempt))
         with open_fence(self._options, attempt) as fence:
-            fence.begin(task_again=task.attemptNumber() > 0)
+            named = "" if self._brings_ids else query
+            fence.begin(task_again=task.attemptNumber() > 0, named=named)
             return asyncio.run(publish(self._options, iterator, rows, attempt, fence))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -177,6 +179,9 @@ async def publish(
         async for batch in _batches(iterator):
             drafts = rows.drafts(batch)
             if fence is not None:
+                if tally.rows:
+                    # Who has lost the batch meanwhile publishes no more of it.
+                    await asyncio.to_thread(fence.check)
                 tally.count(drafts)
                 drafts = fence.not_stored(drafts)
             else:

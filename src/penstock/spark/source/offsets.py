@@ -1,14 +1,17 @@
-"""Offsets: the next sequence to read, by topic. Pure.
+"""Offsets: the next sequence to read, by topic, and which topic of its name that is. Pure.
 
 Everything below an offset has been read, so the end of one batch is the start of the next and the
-difference of two offsets is how many sequences lie between them.
+difference of two offsets is how many sequences lie between them. A topic that was deleted and made
+again has the same sequences for other messages, so offsets say which one they count in:
+
+    {"@identity": {"orders": "2026-01-02T03:04:05.678Z"}, "orders": 17}
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from penstock.broker import Extent
 from penstock.errors import FailedPreconditionError
@@ -17,6 +20,37 @@ Offsets: TypeAlias = dict[str, int]
 """Sorted by topic: Spark compares offsets as text."""
 
 _LATEST, _EARLIEST = -1, -2
+# No topic is called that.
+_IDENTITY = "@identity"
+
+
+class Place(NamedTuple):
+    """Offsets, and the identities of the topics they count in, as far as those are known: earlier
+    versions wrote none, and some brokers have none."""
+
+    at: Offsets
+    identities: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What Spark keeps: the same text for the same place."""
+        known = {topic: self.identities.get(topic, "") for topic in sorted(self.at)}
+        said = {topic: identity for topic, identity in known.items() if identity}
+        return {_IDENTITY: said, **self.at} if said else dict(self.at)
+
+    def is_of(self, topic: str, extent: Extent) -> bool:
+        """It counts in this very topic, for all that anybody says."""
+        known = self.identities.get(topic)
+        return not known or not extent.identity or known == extent.identity
+
+
+def place_of(offset: Mapping[str, Any]) -> Place:
+    """What Spark kept."""
+    at = {topic: int(offset[topic]) for topic in sorted(offset) if topic != _IDENTITY}
+    return Place(at, offset.get(_IDENTITY) or {})
+
+
+def identities_of(extents: Mapping[str, Extent]) -> dict[str, str]:
+    return {topic: extent.identity for topic, extent in extents.items()}
 
 
 @dataclass(frozen=True)
@@ -62,10 +96,6 @@ EARLIEST = Position(_EARLIEST)
 LATEST = Position(_LATEST)
 
 
-def ordered(offsets: Mapping[str, int]) -> Offsets:
-    return {topic: int(offsets[topic]) for topic in sorted(offsets)}
-
-
 def known(start: Mapping[str, int], topics: tuple[str, ...]) -> Offsets:
     """A checkpoint's offsets for these topics; a topic it does not know begins at 1."""
     left = sorted(set(start) - set(topics))
@@ -74,7 +104,7 @@ def known(start: Mapping[str, int], topics: tuple[str, ...]) -> Offsets:
             f"The checkpoint has read topic {left[0]!r}, which the options no longer name; name "
             "it, or begin with a new checkpoint"
         )
-    return {topic: int(start.get(topic, 1)) for topic in sorted(topics)}
+    return {topic: start.get(topic, 1) for topic in sorted(topics)}
 
 
 def check_not_beyond(topic: str, extent: Extent, end: int, what: str) -> None:
@@ -89,10 +119,15 @@ def check_not_beyond(topic: str, extent: Extent, end: int, what: str) -> None:
 def check_same_topic(topic: str, extent: Extent, identity: str) -> None:
     """Raise when a topic is not the one it was. Nobody can tell where nobody says which it is."""
     if identity and extent.identity and extent.identity != identity:
-        raise FailedPreconditionError(
-            f"Topic {topic!r} was deleted and created again while this query ran: its sequences "
-            "are those of other messages now. Begin with a new checkpoint"
-        )
+        raise another_topic(topic)
+
+
+def another_topic(topic: str) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"Topic {topic!r} was deleted and created again since this query read it: its sequences "
+        "are those of other messages now. Set whenRecreated=begin to read the new one from its "
+        "beginning, or begin with a new checkpoint"
+    )
 
 
 def advance(

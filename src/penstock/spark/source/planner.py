@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 
 from penstock.broker import Extent, RangeLog
@@ -12,12 +13,17 @@ from penstock.spark.options import SourceOptions
 from penstock.spark.source.choice import is_matched, matching
 from penstock.spark.source.offsets import (
     Offsets,
+    Place,
     Position,
+    another_topic,
     check_not_beyond,
     check_same_topic,
     split,
 )
 from penstock.spark.source.reader import LogRange
+
+_log = logging.getLogger("penstock")
+_NOBODY: Mapping[str, str] = {}
 
 
 class Planner:
@@ -30,6 +36,7 @@ class Planner:
         self._options = options
         self._log = log
         self._identities: dict[str, str] = {}
+        self._begun: dict[str, str] = {}
         self._purged: Offsets = {}
         self._queues: set[str] | None = None
         self.topics = options.topics
@@ -54,11 +61,13 @@ class Planner:
                 )
 
     def extents(self) -> dict[str, Extent]:
-        """What the topics hold now. They must be the same topics each time."""
+        """What the topics hold now. They must be the same topics each time, unless those that are
+        made again are to be read."""
         extents = {topic: self._log.extent(topic) for topic in self.topics}
         for topic, extent in extents.items():
             known = self._identities.setdefault(topic, extent.identity)
-            check_same_topic(topic, extent, known)
+            if not self._options.begins_again:
+                check_same_topic(topic, extent, known)
         self._queues = {topic for topic, extent in extents.items() if extent.is_queue}
         return extents
 
@@ -96,6 +105,30 @@ class Planner:
             )
         return extent.end if sequence is None else sequence
 
+    def begin(self, place: Place, extents: Mapping[str, Extent]) -> Offsets:
+        """Where reading goes on. A topic that was deleted and made again is read from its
+        beginning, or is an error, as the options say."""
+        at = dict(place.at)
+        for topic in at:
+            extent = extents[topic]
+            if place.is_of(topic, extent):
+                continue
+            if not self._options.begins_again:
+                raise another_topic(topic)
+            if self._begun.get(topic) != extent.identity:
+                self._tell_begun(topic, extent)
+            at[topic] = extent.first
+        return at
+
+    def _tell_begun(self, topic: str, extent: Extent) -> None:
+        self._begun[topic] = extent.identity
+        self._purged.pop(topic, None)
+        _log.warning(
+            "Topic %r was deleted and created again since this query read it; what it held is "
+            "gone, and it is read from its beginning, %d",
+            *(topic, extent.first),
+        )
+
     def check_reached(self, start: Offsets) -> None:
         """Raise if a stream was to begin beyond the end of a topic: batches could not be planned,
         and its checkpoint would say so for ever."""
@@ -107,13 +140,19 @@ class Planner:
                 )
 
     def ranges(
-        self, start: Offsets, end: Offsets, *, promised: Collection[str] | None = None
+        self,
+        start: Offsets,
+        end: Offsets,
+        *,
+        promised: Collection[str] | None = None,
+        extents: Mapping[str, Extent] | None = None,
     ) -> list[LogRange]:
         """The partitions of a batch. What is gone of the `promised` topics (all of them, unless
-        told) is reported."""
+        told) is reported. `extents`: what the topics hold, if somebody has just looked."""
         begin = dict(start)
-        extents = self.extents()
-        for topic, extent in extents.items():
+        extents = extents or self.extents()
+        for topic in start:
+            extent = extents[topic]
             check_not_beyond(topic, extent, end[topic], "the batch ends")
             first = min(extent.first, end[topic])
             if first > start[topic]:
@@ -128,7 +167,20 @@ class Planner:
         parts = split(begin, end, self._options.max_records, self._options.min_partitions)
         return [LogRange(topic, low, high, extents[topic].identity) for topic, low, high in parts]
 
-    def consume(self, before: Mapping[str, int]) -> None:
+    def between(self, start: Place, end: Place, *, promised: Collection[str]) -> list[LogRange]:
+        """The partitions of a batch of a stream. Of a topic that was made again after the batch was
+        planned nothing is left to read; one that was made again before is read from its beginning,
+        as it was planned."""
+        extents = self.extents()
+        there = {topic: at for topic, at in start.at.items() if end.is_of(topic, extents[topic])}
+        for topic in start.at.keys() - there.keys():
+            if not self._options.begins_again:
+                raise another_topic(topic)
+        begin = self.begin(Place(there, start.identities), extents)
+        known = [topic for topic in promised if start.is_of(topic, extents[topic])]
+        return self.ranges(begin, end.at, promised=known, extents=extents)
+
+    def consume(self, before: Mapping[str, int], identities: Mapping[str, str] = _NOBODY) -> None:
         """These offsets are committed: work queues forget what lies below them; but for those that
         were begun elsewhere than at their beginning, since nobody has read what lies before."""
         if self._queues is None:
@@ -141,7 +193,12 @@ class Planner:
         ]
         # One that was made again has what nobody has read under these sequences.
         extents = self.extents() if due else {}
+        committed = Place(dict(before), identities)
         for topic in due:
+            if not committed.is_of(topic, extents[topic]):
+                if not self._options.begins_again:
+                    raise another_topic(topic)
+                continue
             check_not_beyond(topic, extents[topic], before[topic], "the checkpoint")
             self._log.purge(topic, before[topic])
             self._purged[topic] = before[topic]

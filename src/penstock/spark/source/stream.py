@@ -26,10 +26,12 @@ from penstock.spark.ranges import open_patiently
 from penstock.spark.source.offsets import (
     LATEST,
     Offsets,
+    Place,
     advance,
     check_not_beyond,
+    identities_of,
     known,
-    ordered,
+    place_of,
 )
 from penstock.spark.source.planner import Planner
 from penstock.spark.source.reader import LogRange, read_range
@@ -37,6 +39,9 @@ from penstock.spark.source.reader import LogRange, read_range
 # Spark asks some ninety times a second whether there is more. While there is not, each answer
 # takes this long, doubling up to the second.
 _SHORTEST_IDLE, _LONGEST_IDLE = 0.01, 0.1
+# And the longer nothing has come, the less is the broker asked: what comes after a while of quiet
+# waits up to a twentieth of it, but no longer than a second.
+_QUIET_SHARE, _LONGEST_UNSEEN = 1 / 20, 1.0
 # Seconds until a pattern is looked up again.
 _FINDING = 10.0
 
@@ -62,6 +67,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, Extent] | None = None
         self._latest: Offsets | None = None
         self._idle = 0.0
+        self._seen: dict[str, Extent] = {}
+        self._looked_at = 0.0
+        self._quiet_since: float | None = None
         self._waits_since: float | None = None
         if options.ending != LATEST:
             raise InvalidArgumentError(
@@ -79,12 +87,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._open = Planner(options, open_patiently(options.url, options.server_timeout))
         return self._open
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         planner = self._planner
+        identities = identities_of(planner.extents())
         self._initial = planner.resolve(self._options.starting)
         planner.check_reached(self._initial)
         self._begins_at_latest = self._options.starting.is_latest_for(planner.topics)
-        return self._initial
+        return Place(self._initial, identities).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         rows, size = self._options.max_offsets, self._options.max_bytes
@@ -92,21 +101,26 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(rows)
         return ReadMaxBytes(size) if size is not None else ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Called only once the batch that ended at `start` is committed, and again and again
         while there is nothing new."""
-        begin = self._known(start)
-        if ordered(start) != self._initial:
-            self._planner.consume(begin)
+        told = place_of(start)
+        place = Place(self._known(told.at), told.identities)
+        if told.at != self._initial:
+            self._planner.consume(*told)
         elif self._begins_at_latest:
             # Spark writes down where batches end, and asks again where the first began. So the
             # first is empty, and its end says where the rest begins.
             self._begins_at_latest = False
-            return begin
+            return place.to_json()
         target = self._target
-        extents = target if target is not None and begin.keys() <= target.keys() else None
+        extents = target if target is not None and place.at.keys() <= target.keys() else None
         if extents is None:
-            extents = self._news(begin)
+            extents = self._news(place)
+        begin = self._planner.begin(place, extents)
+        return Place(self._end(begin, extents, limit), identities_of(extents)).to_json()
+
+    def _end(self, begin: Offsets, extents: Mapping[str, Extent], limit: ReadLimit) -> Offsets:
         if self._waits_for_more(begin, extents):
             return begin
         if isinstance(limit, ReadAllAvailable):
@@ -141,20 +155,35 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         time.sleep(_LONGEST_IDLE)
         return True
 
-    def _news(self, begin: Offsets) -> dict[str, Extent]:
-        extents = self._look()
-        if any(extents[topic].end > at for topic, at in begin.items()):
-            self._idle = 0.0
-        else:
-            self._idle = min(max(self._idle * 2, _SHORTEST_IDLE), _LONGEST_IDLE)
-            time.sleep(self._idle)
+    def _news(self, place: Place) -> dict[str, Extent]:
+        extents = self._seen if self._quiet_since is not None else {}
+        if not place.at.keys() <= extents.keys():
             extents = self._look()
-        for topic, at in begin.items():
+        if not self._has_more(place, extents):
+            extents = self._rest(extents)
+        if self._has_more(place, extents):
+            self._idle, self._quiet_since = 0.0, None
+        for topic, at in self._planner.begin(place, extents).items():
             check_not_beyond(topic, extents[topic], at, "the checkpoint")
         return extents
 
+    def _has_more(self, place: Place, extents: Mapping[str, Extent]) -> bool:
+        begin = self._planner.begin(place, extents)
+        return any(extents[topic].end > at for topic, at in begin.items())
+
+    def _rest(self, extents: dict[str, Extent]) -> dict[str, Extent]:
+        """Wait a little, and look again unless somebody just has."""
+        if self._quiet_since is None:
+            self._quiet_since = time.monotonic()
+        self._idle = min(max(self._idle * 2, _SHORTEST_IDLE), _LONGEST_IDLE)
+        time.sleep(self._idle)
+        now = time.monotonic()
+        unseen = min((now - self._quiet_since) * _QUIET_SHARE, _LONGEST_UNSEEN)
+        return self._look() if now - self._looked_at >= unseen else extents
+
     def _look(self) -> dict[str, Extent]:
-        extents = self._planner.extents()
+        self._seen = extents = self._planner.extents()
+        self._looked_at = time.monotonic()
         self._latest = {topic: extent.end for topic, extent in sorted(extents.items())}
         return extents
 
@@ -164,11 +193,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
         return self._latest
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        begin = self._known(start, end)
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        told, until = place_of(start), place_of(end)
+        known = self._known(told.at, until.at)
         # A topic that was added later has no end in a batch that was planned before.
-        until = {topic: int(end.get(topic, at)) for topic, at in begin.items()}
-        return self._planner.ranges(begin, until, promised=start)
+        begin = Place({topic: known[topic] for topic in until.at}, told.identities)
+        return self._planner.between(begin, until, promised=told.at)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogRange)  # noqa: S101
