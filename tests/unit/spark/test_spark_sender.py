@@ -66,19 +66,3 @@ async def test_what_was_refused_is_sent_again_to_its_own_topic():
     await send(broker, rows(20, ["a", "b"]))
     assert sorted(broker.stored["a"]) == list(range(0, 20, 2))
     assert sorted(broker.stored["b"]) == list(range(1, 20, 2))
-
-
-class AsksFirst(Broker):
-    """Finds out about a topic before it publishes to it for the first time, as JetStream does."""
-
-    async def publish(self, topic, drafts):
-        if not self.stored.setdefault(topic, []) and not self.calls:
-            self.calls += 1
-            await asyncio.sleep(0.5)
-        return await super().publish(topic, drafts)
-
-
-async def test_the_first_rows_of_a_topic_are_not_overtaken():
-    broker = AsksFirst()
-    await send(broker, rows(100, ["a"]))
-    assert broker.stored == {"a": list(range(100))}

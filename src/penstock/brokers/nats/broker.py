@@ -53,9 +53,9 @@ from penstock.message import (
 from penstock.rules.filters import parse_filter
 from penstock.rules.repeats import repeats
 
-# A request for what is delivered exactly once waits at the server no longer than this part of the
-# ack deadline: an answer that takes twice as long was under way.
-_ASKS_PER_DEADLINE = 8
+# While a request for what is delivered exactly once waits at the server, that says so this often:
+# what comes twice as long after the last word was under way.
+_SIGNS_PER_DEADLINE = 8
 # With less left of its time than that, it is better left to whoever gets it next.
 _NEARLY = 0.9
 
@@ -221,16 +221,16 @@ class NatsBroker:
     async def _take_in_time(
         self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
     ) -> list[Delivery]:
-        """What comes was lent after it was asked for. If that is long ago we stood still, or the
-        connection did: it is ours for what is left of its time, counted from there, if any is."""
-        wire, deadline = self._connection.wire, consumer.config.ack_deadline
-        await wire.until_connected(min(wait, wire.timeout))
-        asked = self._clock.monotonic()
-        raws = await self._pulling.pull(
-            consumer, max_messages, max_bytes, min(wait, deadline / _ASKS_PER_DEADLINE)
+        """What comes was lent after it was asked for, and after the server last said that there is
+        nothing. If that is long ago we stood still, or the connection did: it is ours for what is
+        left of its time, counted from there, if any is."""
+        deadline = consumer.config.ack_deadline
+        heartbeat = deadline / _SIGNS_PER_DEADLINE
+        raws, since = await self._pulling.pull_dated(
+            consumer, max_messages, max_bytes, wait, heartbeat=heartbeat
         )
-        age = self._clock.monotonic() - asked
-        if age < 2 * deadline / _ASKS_PER_DEADLINE:
+        age = asyncio.get_running_loop().time() - since
+        if age < 2 * heartbeat:
             return [_delivery(consumer, raw) for raw in raws]
         late = msgspec.structs.replace
         return [

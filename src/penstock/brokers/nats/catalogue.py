@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.brokers.nats.aio.connection import Connection
+from penstock.brokers.nats.aio.line import Line
 from penstock.brokers.nats.protocol.configuration import REPLICAS, topic_config
 from penstock.brokers.nats.protocol.consumers import Consumer, assumed_consumer, consumer_of
 from penstock.brokers.nats.protocol.errors import NotClusteredError
@@ -50,54 +52,59 @@ class Catalogue:
         self._looked: dict[tuple[str, str], float] = {}
         self._looking: set[asyncio.Task[None]] = set()
         self._routes: dict[str, Routes] = {}
-        self._asking: dict[str, asyncio.Task[Routes]] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._lines: defaultdict[str, Line[Routes]] = defaultdict(Line)
         self._asked_at: dict[str, float] = {}
         self.on_forget: Callable[[Consumer], object] = lambda _: None
         self.on_change: Callable[[Consumer, Consumer], object] = lambda _before, _now: None
 
     async def routes(self, topic: str) -> Routes:
-        """How a topic routes. A user who may not ask publishes without routed attributes, which
-        costs filtering on the server and nothing else, and on any subject."""
+        """How a topic routes, told to those who ask in the order in which they do. A user who may
+        not ask publishes without routed attributes, which costs filtering on the server and
+        nothing else, and on any subject."""
         known = self._routes.get(topic)
         if known is None:
-            known = await asyncio.shield(self._asking_for(topic))
-        elif known.routed and _now() - self._asked_at[topic] >= _LOOK_AGAIN_AFTER:
+            self._ask_for(topic)
+            return await self._lines[topic].wait()
+        if known.routed and _now() - self._asked_at[topic] >= _LOOK_AGAIN_AFTER:
             # In passing: somebody may have made it again, to be routed otherwise, and messages in
             # other places than subscriptions look for them would be missed.
-            self._asking_for(topic)
-        return known
+            self._ask_for(topic)
+        line = self._lines[topic]
+        return await line.follow(known) if line else known
 
-    def _asking_for(self, topic: str) -> asyncio.Task[Routes]:
-        asking = self._asking.get(topic)
-        if asking is None:
-            # One question for all who wait, so that none overtakes another. Owned here, and
-            # ends with its answer: whoever asked first may not live to hear it.
-            asking = asyncio.get_running_loop().create_task(self._ask_routes(topic))
-            self._asking[topic] = asking
+    def _ask_for(self, topic: str) -> None:
+        """One question for all who wait."""
+        if topic not in self._asking:
+            # Owned here, and ends with its answer: whoever asked first may not live to hear it.
+            self._asking[topic] = asyncio.get_running_loop().create_task(self._ask_routes(topic))
             self._asked_at[topic] = _now()
-            asking.add_done_callback(lambda task: self._asked(topic, task))
-        return asking
 
     async def routes_again(self, topic: str) -> Routes:
         """As the server says now."""
         self.forget_routes(topic)
         return await self.routes(topic)
 
-    async def _ask_routes(self, topic: str) -> Routes:
+    async def _ask_routes(self, topic: str) -> None:
+        line = self._lines[topic]
+        try:
+            known = self._routes[topic] = await self._routes_now(topic)
+            line.tell(known)
+        except BaseException as error:
+            line.fail(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            del self._asking[topic]
+
+    async def _routes_now(self, topic: str) -> Routes:
         try:
             info = await self.stream_info(topic)
-            config = topic_config(info)
-            subjects = config.subjects if info["config"].get("subjects") else NOTHING
-            known = Routes(config.routed_attributes, subjects)
         except PermissionDeniedError:
-            known = Routes((), (">",))
-        self._routes[topic] = known
-        return known
-
-    def _asked(self, topic: str, asking: asyncio.Task[Routes]) -> None:
-        del self._asking[topic]
-        if not asking.cancelled():
-            asking.exception()  # Seen: whoever still waits is told.
+            return Routes((), (">",))
+        config = topic_config(info)
+        subjects = config.subjects if info["config"].get("subjects") else NOTHING
+        return Routes(config.routed_attributes, subjects)
 
     def forget_routes(self, topic: str) -> None:
         self._routes.pop(topic, None)

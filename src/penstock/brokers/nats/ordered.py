@@ -1,6 +1,7 @@
 """Ordered subscriptions: fetched here, and lent one message of a key at a time.
 
-    the server ─▶ fetch ─▶ KeyBook ─▶ pull ─▶ whoever receives
+    the server ─▶ fetch ──▶ KeyBook ─▶ pull ─▶ whoever receives
+               ─▶ Survey ─┘
 
 One client of a subscription is served at a time (a pinned client, in the server's words); another
 that waits takes over when the first is silent. Whoever begins, takes over or connects anew finds
@@ -38,11 +39,10 @@ from penstock.brokers.nats.protocol.requests import (
     publish_operation,
     unpin,
 )
+from penstock.brokers.nats.survey import Survey
 from penstock.clock import NS
 from penstock.errors import PenstockError
 from penstock.message import Delivery
-from penstock.retrying import Failures, Persistence, keep_doing
-from penstock.rules.backoff import Backoff
 
 # The longest a request waits at the server: a client that is alive is heard of so often. Less where
 # messages are lent for a shorter time, because they may have been lent since it was sent.
@@ -52,10 +52,6 @@ _SHARE = 4
 _NEARLY = 0.1
 # After so long without a pull, nobody receives: what waits here is for others.
 _IDLE = 1.0
-# How often the server is asked whether what keys wait for is settled.
-_ASK_EVERY = 0.5
-# What may be with somebody else is looked up by key; beyond so many messages all keys wait.
-_MOST_SUSPECTS = 5_000
 # What is lent or away may come with the next request only, though there is no room. So they are
 # asked for one by one: at once when some are due and while they come back, then, while what comes
 # is new, after pauses that grow to a second; beyond so many the last one goes back for each, and
@@ -65,10 +61,6 @@ _MAKE_ROOM_EVERY = 1.0
 _EXTRA = 64
 _COMES_BACK_AFTER = 1.0
 _WRONG_PIN = 423
-_UNTIL_ANSWERED = Persistence(
-    backoff=Backoff(initial=_ASK_EVERY, maximum=4 * _ASK_EVERY),
-    worth_it=lambda error: getattr(error, "retryable", True),
-)
 
 _log = logging.getLogger("penstock")
 
@@ -90,10 +82,18 @@ class OrderedQueue:
         self._consumer = consumer
         self._wire = wire
         self._pulling = pulling
-        self._catalogue = catalogue
-        self._log = log
         self._decode = decode
         self._book = KeyBook()
+        self._keeping = Keeping()
+        self._survey = Survey(
+            consumer,
+            catalogue,
+            log,
+            self._book,
+            self._keeping,
+            on_news=self._changed,
+            on_failure=self._fail,
+        )
         self._prefix = f"{pulling.inbox_prefix}.{secrets.token_hex(8)}"
         self._unsubscribe: Callable[[], None] | None = None
         self._requests = 0
@@ -102,7 +102,6 @@ class OrderedQueue:
         self._ended: asyncio.Future[None] | None = None
         self._pin = ""
         self._asked = (1, 0)
-        self._keeping = Keeping()
         self._comes_back = False
         self._in_vain = 0.0
         self._pulls = 0
@@ -110,8 +109,6 @@ class OrderedQueue:
         self._failure: PenstockError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetching: asyncio.Task[None] | None = None
-        self._surveying: asyncio.Task[None] | None = None
-        self._survey_again = True
         self._idle: asyncio.TimerHandle | None = None
         self._renewing: asyncio.TimerHandle | None = None
         self._closed = False
@@ -178,11 +175,11 @@ class OrderedQueue:
             self._in_vain = 0.0
         self._changed()
         if self._book.waits:
-            self._survey_soon()
+            self._survey.begin()
 
     def reconfigure(self, consumer: Consumer) -> None:
         """The same one, configured anew; what is here and lent stays so."""
-        self._consumer = consumer
+        self._consumer = self._survey.consumer = consumer
 
     def close(self) -> None:
         """Give back what nobody took; nobody waits for more."""
@@ -191,6 +188,7 @@ class OrderedQueue:
         self._closed = True
         self._ignore_losses()
         self._let_go()
+        self._survey.close()
         for timer in (self._idle, self._renewing):
             if timer is not None:
                 timer.cancel()
@@ -235,7 +233,7 @@ class OrderedQueue:
         """Have a request at the server for as long as somebody receives and there is room."""
         await self._wire.until_connected()
         self._subscribe()
-        if self._survey_again:
+        if self._survey.needed:
             self._begin_anew()
         while self._pulls or self._book.lent:
             messages, size = self._asked
@@ -395,16 +393,10 @@ class OrderedQueue:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Until it is known what others have, nobody gets anything with a key."""
-        self._book.halted = True
-        self._book.doubt_lent()
-        self._survey_again = True
+        """Find out who has what, now or as soon as there is somebody to ask."""
+        self._survey.halt()
         if self._wire.connected and self._unsubscribe is not None:
-            self._survey_soon()
-
-    def _survey_soon(self) -> None:
-        if self._surveying is None and not self._closed:
-            self._surveying = self._spawn(self._survey())
+            self._survey.begin()
 
     def _fail(self, error: PenstockError) -> None:
         """It will not pass: whoever receives is told."""
@@ -417,60 +409,6 @@ class OrderedQueue:
         subject = next_message(self._consumer.stream, self._consumer.name)
         if f'"{subject}"'.lower() in text.lower():
             self._fail(denied(subject))
-
-    async def _survey(self) -> None:
-        """Ask who has what, now if that is not known, and again while keys wait for something.
-        A question that is not answered is asked again: until it is, keys wait."""
-        try:
-            await keep_doing(
-                self._ask_who_has_what,
-                Failures(_UNTIL_ANSWERED),
-                until=lambda: self._closed or not (self._survey_again or self._book.waits),
-                on_failure=lambda error, _: _log.debug(
-                    "Asking who has messages of %r: %s", self._consumer.name, error
-                ),
-            )
-        except PenstockError as error:
-            self._fail(error)
-        finally:
-            # Now, and not a turn of the loop later: what comes meanwhile may need another survey.
-            self._surveying = None
-            self._changed()
-
-    async def _ask_who_has_what(self) -> None:
-        if self._survey_again:
-            self._survey_again, self._book.halted = False, True
-            try:
-                await self._look_up()
-            except BaseException:
-                self._survey_again = True
-                raise
-        else:
-            before = self._book.ours()
-            info = await self._catalogue.info(self._consumer)
-            floor = info["ack_floor"]["stream_seq"]
-            if not self._survey_again:
-                self._book.compare(info["num_ack_pending"], floor, before)
-        self._changed()
-        if self._book.waits and not self._survey_again:
-            patient = not (self._book.halted or self._book.suspects)
-            await asyncio.sleep(10 * _ASK_EVERY if patient else _ASK_EVERY)
-
-    async def _look_up(self) -> None:
-        before = self._book.ours()
-        question = self._keeping.hearing(asyncio.get_running_loop().time())
-        info = await self._catalogue.info(self._consumer)
-        self._keeping.heard(question)
-        floor, last = info["ack_floor"]["stream_seq"], info["delivered"]["stream_seq"]
-        if not self._book.is_all(info["num_ack_pending"], before):
-            if last - floor > _MOST_SUSPECTS:
-                return  # All keys wait until the server knows of no more than we do.
-            async for records in self._log.read(self._consumer.config.topic, floor + 1, last):
-                for record in records:
-                    if record.ordering_key is not None:
-                        self._book.suspect(record.sequence, record.ordering_key)
-        if not self._survey_again:
-            self._book.go_on()
 
     # What waits here.
 
@@ -528,4 +466,4 @@ class OrderedQueue:
                 [unpin(self._consumer.stream, self._consumer.name, self._consumer.group)]
             )
             self._pin = ""
-        self._survey_again = True
+        self._survey.needed = True

@@ -41,7 +41,6 @@ class Sender:
             tuple[list[tuple[str, Draft]], asyncio.Task[list[PenstockError | None]]]
         ]
         self._flying = deque()
-        self._known: set[str] = set()
         self.duplicates = 0
         self.unexpected = 0
         """Duplicates among what was sent for the first time."""
@@ -54,12 +53,6 @@ class Sender:
         call = asyncio.get_running_loop().create_task(self._call(drafts))
         self._flying.append((drafts, call))
         await asyncio.sleep(0)
-        topics = {topic for topic, _ in drafts}
-        if not topics <= self._known:
-            # A broker may have to find out about a topic first, and whoever comes just when it has
-            # would overtake those who waited for it.
-            self._known |= topics
-            await self.finish()
 
     async def finish(self) -> None:
         while self._flying:

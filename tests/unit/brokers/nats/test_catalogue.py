@@ -7,7 +7,7 @@ import pytest
 
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.config import SubscriptionName
-from penstock.errors import FailedPreconditionError
+from penstock.errors import FailedPreconditionError, TopicNotFoundError
 from penstock.testing import settled
 
 BY_NAME, BY_ADDRESS = "billing", SubscriptionName("billing", "orders")
@@ -89,3 +89,75 @@ async def test_a_topic_that_was_made_again_is_soon_routed_as_it_says():
     await settled()
     assert (await catalogue.routes("orders")).routed == ("kind",)
     assert server.asked == 3
+
+
+class Slow(Server):
+    """Takes its time to say how a topic routes; `missing_for`: so often it does not find it."""
+
+    def __init__(self, missing_for=0):
+        super().__init__()
+        self.missing_for = missing_for
+        self.asked = 0
+
+    async def request(self, subject, body=None, *, missing=None):
+        self.asked += 1
+        await asyncio.sleep(1)
+        if self.asked <= self.missing_for:
+            raise missing()
+        return {"config": {"name": "orders", "subjects": ["orders", "orders.>"], "max_age": 0}}
+
+
+async def test_whoever_asks_how_a_topic_routes_goes_on_in_the_order_of_asking():
+    """Those who publish write when they know: one that comes just when the answer does must not
+    overtake one that waited for it."""
+    server, gone = Slow(), []
+    catalogue = Catalogue(server)
+    asking = []
+
+    async def publish(n):
+        await catalogue.routes("orders")
+        gone.append(n)
+
+    def come():
+        asking.append(asyncio.ensure_future(publish(len(asking))))
+
+    come()
+    await asyncio.sleep(0.999)
+    for _ in range(3):
+        come()
+    while len(gone) < 3:  # One a turn of the loop, around and after the answer.
+        come()
+        await asyncio.sleep(0)
+        # On the turn that the answer is due the clock has to move.
+        if not catalogue._routes:
+            await asyncio.sleep(0.0005)
+    come()
+    await asyncio.gather(*asking)
+    assert gone == list(range(len(asking)))
+    assert server.asked == 1
+
+
+async def test_cancelling_one_who_asks_leaves_the_others_in_order():
+    catalogue, gone = Catalogue(Slow()), []
+
+    async def publish(n):
+        await catalogue.routes("orders")
+        gone.append(n)
+
+    asking = [asyncio.ensure_future(publish(n)) for n in range(4)]
+    await asyncio.sleep(0.5)
+    asking[0].cancel()
+    asking[2].cancel()
+    await asyncio.wait(asking)
+    assert gone == [1, 3]
+
+
+async def test_a_topic_that_was_missing_is_asked_for_again():
+    server = Slow(missing_for=1)
+    catalogue = Catalogue(server)
+    told = await asyncio.gather(
+        *(catalogue.routes("orders") for _ in range(2)), return_exceptions=True
+    )
+    assert [type(one) for one in told] == [TopicNotFoundError] * 2
+    assert (await catalogue.routes("orders")).routed == ()
+    assert server.asked == 2

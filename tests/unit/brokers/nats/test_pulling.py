@@ -41,6 +41,7 @@ class Wire:
 
     async def write(self, parts):
         self.reply_to = parts[0].split()[2]
+        self.written = parts
 
     def end(self, block):
         self.sinks[-1](self.reply_to, b"", block, b"")
@@ -136,3 +137,46 @@ async def test_acks_that_nobody_is_there_to_confirm_are_no_success(wire):
     wire.end(b"NATS/1.0 503\r\n\r\n")
     with pytest.raises(UnavailableError, match="503"):
         await acks
+
+
+NOTHING_YET = b"NATS/1.0 100 Idle Heartbeat\r\n\r\n"
+
+
+async def dated_pull(wire, *, wait, heartbeat):
+    pull = asyncio.ensure_future(
+        pulling(wire).pull_dated(CONSUMER, 1, 1000, wait, heartbeat=heartbeat)
+    )
+    await settled()
+    return pull
+
+
+async def test_what_comes_was_lent_after_the_server_last_said_that_there_is_nothing(wire):
+    began = asyncio.get_running_loop().time()
+    pull = await dated_pull(wire, wait=30, heartbeat=2)
+    assert b'"idle_heartbeat":2000000000' in wire.written[0]
+    for _ in range(3):
+        await asyncio.sleep(2)
+        wire.end(NOTHING_YET)
+    await asyncio.sleep(1)
+    wire.deliver(FIRST)
+    raws, since = await pull
+    assert [reply for _, reply, _, _ in raws] == [FIRST]
+    assert since == began + 6
+
+
+async def test_what_was_long_under_way_is_not_taken_for_new(wire):
+    """The connection stood still: the server's word is as old as what came behind it."""
+    began = asyncio.get_running_loop().time()
+    pull = await dated_pull(wire, wait=30, heartbeat=2)
+    await asyncio.sleep(20)
+    wire.end(NOTHING_YET)
+    wire.deliver(FIRST)
+    assert (await pull)[1] == began + 2
+
+
+@pytest.mark.parametrize(("wait", "heartbeat"), [(3, 2), (30, 0)])
+async def test_a_server_is_not_asked_for_signs_that_it_does_not_give(wire, wait, heartbeat):
+    pull = await dated_pull(wire, wait=wait, heartbeat=heartbeat)
+    assert b"idle_heartbeat" not in wire.written[0]
+    wire.deliver(FIRST)
+    await pull

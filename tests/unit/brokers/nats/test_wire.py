@@ -59,6 +59,25 @@ async def test_whoever_waits_for_a_connection_in_vain_is_told():
         assert loop.time() - began == waited
 
 
+async def test_whoever_waits_for_a_connection_is_not_overtaken_by_one_who_comes_with_it():
+    client, gone = Away(), []
+    wire = Wire(client)
+
+    async def write(n):
+        await wire.until_connected()
+        gone.append(n)
+
+    waiting = [asyncio.ensure_future(write(n)) for n in range(2)]
+    await asyncio.sleep(1)
+    client.is_connected = True  # A moment before it is told.
+    waiting.append(asyncio.ensure_future(write(2)))
+    await asyncio.sleep(0)
+    wire.found()
+    await write(3)
+    await asyncio.gather(*waiting)
+    assert gone == [0, 1, 2, 3]
+
+
 class Transport:
     """As much of a transport as decides who is told of what comes."""
 
@@ -154,3 +173,19 @@ async def test_a_write_waits_for_the_socket_when_that_is_behind_or_the_batch_is_
     assert b"".join(socket.pieces) == b"".join(parts)
     assert max(map(len, socket.pieces)) <= WRITE_CHUNK + len(parts[0])
     assert (socket.waits > 0) == waits
+
+
+async def test_a_write_does_not_come_between_the_pieces_of_another():
+    socket = Socket(behind=False)
+    taken = asyncio.Event()
+    socket.drain = taken.wait
+    wire = Wire(socket)
+    large = [b"%05d" % n + bytes(1000) for n in range(2000)]
+    writes = [asyncio.ensure_future(wire.write(large))]
+    await asyncio.sleep(0)
+    assert socket.pieces, "it has begun"
+    writes += [asyncio.ensure_future(wire.write([b"small %d" % n])) for n in range(3)]
+    await asyncio.sleep(0)
+    taken.set()
+    await asyncio.gather(*writes)
+    assert b"".join(socket.pieces) == b"".join(large) + b"small 0small 1small 2"

@@ -13,6 +13,7 @@ from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied, no_answer, odd_status
 from penstock.brokers.nats.protocol.headers import (
     CONFLICT,
+    IDLE,
     NO_MESSAGES,
     NO_RESPONDERS,
     TIMED_OUT,
@@ -47,6 +48,10 @@ class Inbox:
         self.lent = True
         self.status = (0, "")
         self.done: asyncio.Future[None] | None = None
+        self.heartbeat = 0.0
+        """Seconds after which the server is to say that it has nothing yet; 0: it is not to."""
+        self.lent_since = 0.0
+        """What came last was lent at this time of the event loop or later."""
         self.quiet_after: float | None = None
         """Seconds without a message after which those that came are enough; None: never."""
         self.is_cut_short = False
@@ -60,7 +65,9 @@ class Inbox:
         self.messages = []
         self.wanted = count
         self.status = (0, "")
-        self.done = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.lent_since = loop.time()
+        self.done = loop.create_future()
         return self.done
 
     def receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
@@ -69,7 +76,12 @@ class Inbox:
             status = status_of(block)
             if status[0]:
                 if done is not None and not done.done() and subject == self.subject:
-                    self._end(status, pending_of(block), done)
+                    if status[0] == IDLE:
+                        # The first so long after the request, and each so long after another: the
+                        # server cannot have sent it, or what comes behind it, any earlier.
+                        self.lent_since += self.heartbeat
+                    else:
+                        self._end(status, pending_of(block), done)
                 return
         if done is None or done.done():
             if self.on_stray is not None and reply:
@@ -133,6 +145,20 @@ class Pulling:
 
         One request for both: the server ends it as soon as it has sent something and has no more.
         """
+        return (await self.pull_dated(consumer, max_messages, max_bytes, wait, heartbeat=0.0))[0]
+
+    async def pull_dated(
+        self,
+        consumer: Consumer,
+        max_messages: int,
+        max_bytes: int,
+        wait: float,
+        *,
+        heartbeat: float,
+    ) -> tuple[list[Raw], float]:
+        """The same, and the time of the event loop since when it was lent, at the earliest. While
+        nothing comes the server says so every `heartbeat` seconds, so that this is not long before
+        it came, unless it was long under way."""
         await self._wire.until_connected(min(wait, self._wire.timeout))
         if max_bytes < 1:
             max_messages, max_bytes = 1, 0  # The server takes 0 for no bound.
@@ -146,7 +172,9 @@ class Pulling:
             # Where only so many may be unsettled, a request is not ended before some are settled,
             # and those may be the ones that came for it.
             inbox.quiet_after = _QUIET if limits.unsettled else None
-            return await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
+            inbox.heartbeat = heartbeat
+            raws = await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
+            return raws, inbox.lent_since
 
     def give_back(self, replies: list[bytes]) -> None:
         """Nobody looks at these deliveries; without waiting, and lost with the connection, in
@@ -193,6 +221,8 @@ class Pulling:
             request["no_wait"] = True
         if wait:
             request["expires"] = int(wait * NS)
+        if 0 < 2 * inbox.heartbeat <= wait:  # The server takes no others.
+            request["idle_heartbeat"] = int(inbox.heartbeat * NS)
         if max_bytes:
             request["max_bytes"] = max_bytes
         if consumer.group:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from penstock.brokers.nats.aio.client import SteadyClient
+from penstock.brokers.nats.aio.line import Line
 from penstock.brokers.nats.aio.parser import LeanParser, RunSink, Sink
 from penstock.brokers.nats.protocol.errors import connection_lost
 from penstock.errors import ClosedError, PenstockError, UnavailableError
@@ -34,7 +35,9 @@ class Wire:
         self._sinks: dict[bytes, Sink] = {}
         self._losses: list[Callable[[], None]] = []
         self._pings: set[asyncio.Future[bool]] = set()
-        self._back = asyncio.Event()
+        self._back: Line[None] = Line()
+        self._slow_writers = 0
+        self._write_order = asyncio.Lock()
         self.timeout = 5.0
         self.closed = False
         """We ended it ourselves: nothing will be tried again."""
@@ -64,15 +67,16 @@ class Wire:
             )
 
     async def until_connected(self, within: float | None = None) -> None:
-        """Return at once while connected, else with the reconnect; `UnavailableError` when that
-        takes longer than `within` seconds, by default as long as an answer may take.
+        """Return at once while connected, else with the reconnect, in the order of coming;
+        `UnavailableError` when that takes longer than `within` seconds, by default as long as an
+        answer may take.
 
         Whoever tries again and again waits here, and leaves the event loop to the reconnect.
         """
         if self._client.is_connected and not self.closed:
-            return
-        self._back.clear()
-        if not (self.closed or self._client.is_closed):
+            if self._back:
+                await self._back.follow(None)
+        elif not (self.closed or self._client.is_closed):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.timeout if within is None else within):
                     await self._back.wait()
@@ -120,23 +124,28 @@ class Wire:
         """Send complete operations, in order, waiting when the socket is behind. Few of them leave
         with what else is sent in this turn of the loop, or `at_once`."""
         self.check_connected()
-        if not self._client.behind:
+        if not (self._slow_writers or self._client.behind):
             data = b"".join(parts)
             if len(data) <= WRITE_CHUNK:
                 self._client.send(data)
                 if at_once or len(parts) > _FEW:
                     self._client.send_now()
                 return
-        self._client.send_now()
+        self._slow_writers += 1
         try:
-            async with asyncio.timeout(self.timeout):
-                await self._write(parts)
+            async with self._write_order:
+                self.check_connected()
+                self._client.send_now()
+                async with asyncio.timeout(self.timeout):
+                    await self._write(parts)
         except TimeoutError:
             self.abort()
             raise UnavailableError(
                 f"The NATS server did not take what was sent within {self.timeout:g} s; "
                 "connecting anew"
             ) from None
+        finally:
+            self._slow_writers -= 1
 
     async def _write(self, parts: list[bytes]) -> None:
         transport = self._client.io
@@ -203,7 +212,7 @@ class Wire:
 
     def found(self) -> None:
         """There is a connection again, or there will be none: nobody need wait for it."""
-        self._back.set()
+        self._back.tell(None)
 
     def lost(self) -> None:
         """The connection is gone: nobody will answer what was asked on it."""
