@@ -114,7 +114,8 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
         # A Python process of Spark's that is slow to start, because the machine is busy, is not
         # one that is lost; the usual 15 s make it so.
         "spark.python.authenticate.socketTimeout": "120s",
-        "spark.driver.extraJavaOptions": STACK,
+        # Spark puts these before the extra ones, so whoever gives some has both.
+        "spark.driver.defaultJavaOptions": STACK,
     }
     if _is_one_machine(master):
         settings |= {
