@@ -9,6 +9,8 @@ from penstock.cli.jobs.pipeline import _run
 from penstock.cli.jobs.spark_options import SparkOptions
 from penstock.errors import UnavailableError
 from penstock.jobs import load_settings
+from penstock.spark.session.quiet import STACK
+from penstock.spark.session.starting import defaults
 
 OPTIONS = "spark.driver.extraJavaOptions"
 
@@ -42,6 +44,12 @@ def test_the_pipelines_jvm_compiles_quickly_rather_than_well(started_with):
 
 def test_options_of_a_jvm_that_somebody_gives_are_the_only_ones(started_with):
     assert started_with(master="local[2]", conf=[f"{OPTIONS}=-Dours"])[OPTIONS] == "-Dours"
+
+
+@pytest.mark.parametrize("given", [[], [f"{OPTIONS}=-Dours"]])
+def test_the_stack_that_stopping_a_query_takes_stays_beside_other_options(started_with, given):
+    asked = started_with(master="local[2]", conf=given)
+    assert STACK in {**defaults("local[2]"), **asked}.values()
 
 
 def test_a_jvm_that_runs_elsewhere_is_left_alone(started_with):

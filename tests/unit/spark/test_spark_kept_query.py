@@ -108,7 +108,7 @@ def test_a_spark_that_does_not_heal_ends_the_pipeline_at_once(time):
 def test_a_query_that_a_busy_machine_could_not_start_is_started_again(time):
     starts = Starts(RuntimeError("[CANNOT_OPEN_SOCKET] Can not open socket: timed out"))
     kept = KeptQuery("metadata", starts)
-    assert not kept.is_beginning
+    assert not kept.is_starting
     look_until_started(kept, time, starts, 1)
     kept.end(0)
     assert starts.made[0].stopped
@@ -119,15 +119,22 @@ def test_a_query_that_is_wrong_is_not_started_again(time):
         KeptQuery("metadata", Starts(RuntimeError("Topic not found: 'nowhere'")))
 
 
-def test_a_query_is_beginning_until_it_waits_or_has_ended_a_batch(time):
+@pytest.mark.parametrize("says", ["Processing new data", "Waiting for next trigger"])
+def test_a_query_is_starting_until_its_source_is_there(time, says):
     starts = Starts()
     kept = KeptQuery("metadata", starts)
-    assert kept.is_beginning
-    starts.made[0].status["message"] = "Waiting for next trigger"
-    assert not kept.is_beginning
-    starts.made[0].status["message"] = "Processing new data"
+    assert kept.is_starting
+    starts.made[0].status["message"] = "Getting offsets from the source"
+    assert kept.is_starting
+    starts.made[0].status["message"] = says
+    assert not kept.is_starting
+
+
+def test_a_query_that_has_ended_a_batch_is_not_starting_whatever_it_does(time):
+    starts = Starts()
+    kept = KeptQuery("metadata", starts)
     starts.made[0].recentProgress = [{}]
-    assert not kept.is_beginning
+    assert not kept.is_starting
 
 
 def progress(batch, rows=5, run="r1"):

@@ -46,14 +46,6 @@ class KeptQuery:
         self._begin()
 
     @property
-    def is_beginning(self) -> bool:
-        """It has neither ended a batch nor found nothing to do."""
-        query = self._query
-        if query is None or not query.isActive or query.recentProgress:
-            return False
-        return not _waits(query)
-
-    @property
     def is_starting(self) -> bool:
         """The Python process that its source runs in may not be there yet."""
         query = self._query

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _LOOK = 0.1
-# Seconds that a query is left alone with its first batch.
-_BEGINNING = 20.0
+# Seconds that the source of a query is given before the next one is started.
+_STARTING = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,11 +196,9 @@ class SparkPipeline:
             stack.enter_context(Watching(self._lags()))
             kept = self._kept
             try:
-                # One after the other: Spark fills tables of its own when the first batch of a
-                # query is planned, and several at once have left them broken for good.
                 for name in self._queries:
                     kept.append(KeptQuery(name, partial(self.start, name)))
-                    self._let_begin(kept[-1])
+                    self._let_start(kept[-1])
                 while not self._stopping.is_set():
                     look_at_all(kept)
                     self._stopping.wait(_LOOK)
@@ -218,11 +216,11 @@ class SparkPipeline:
             return TopicLags(open_ranges(settings.url), topics, self._options.checkpoints)
         return SpoolLags({name: [*map(self._spool, self._queues(name))] for name in names})
 
-    def _let_begin(self, query: KeptQuery) -> None:
-        """Wait until a query has ended its first batch, or found nothing to do; but not for hours,
-        if that is what its handlers take."""
-        until = time.monotonic() + _BEGINNING
-        while not self._stopping.is_set() and time.monotonic() < until and query.is_beginning:
+    def _let_start(self, query: KeptQuery) -> None:
+        """Wait until the source of a query is there: a busy machine that starts several at a time
+        has none ready within the 10 s that Spark gives each. First batches run side by side."""
+        until = time.monotonic() + _STARTING
+        while not self._stopping.is_set() and time.monotonic() < until and query.is_starting:
             self._stopping.wait(_LOOK)
 
     @contextmanager

@@ -8,8 +8,10 @@ import secrets
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +61,27 @@ def session(
     address = remote or master_of(master)
     settings = {**defaults(address, ui=ui), **(config or {})}
     builder = builder.remote(address) if remote is not None else builder.master(address)
+    _import_meanwhile()
     with _environment(address):
         made = _configured(builder, settings).getOrCreate()
     if remote is None:
         made.sparkContext.setLogLevel(log_level)
         say_once(made)
     return made
+
+
+def _import_meanwhile() -> None:
+    """Pandas, in a thread: PySpark imports it, for a second, once its JVM is there, and until then
+    there is time to. NumPy before: it starts threads of its own, and not while the JVM is forked.
+    """
+    with suppress(ImportError):
+        import_module("numpy")
+        threading.Thread(target=_import_pandas, name="penstock-import").start()
+
+
+def _import_pandas() -> None:
+    with suppress(ImportError):
+        import_module("pandas")
 
 
 def master_of(given: str | None) -> str:
@@ -114,7 +131,8 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
         # A Python process of Spark's that is slow to start, because the machine is busy, is not
         # one that is lost; the usual 15 s make it so.
         "spark.python.authenticate.socketTimeout": "120s",
-        "spark.driver.extraJavaOptions": STACK,
+        # Spark puts these before the extra ones, so whoever gives some has both.
+        "spark.driver.defaultJavaOptions": STACK,
     }
     if _is_one_machine(master):
         settings |= {
