@@ -16,6 +16,7 @@ from sqlalchemy import Engine, event
 
 from benchmarks.measure import Figures, Row, interleaved, ratios, table
 from penstock import Draft
+from penstock.collector import look_rarely
 from penstock.jobs import (
     MEDIA,
     AudioInfo,
@@ -77,6 +78,7 @@ async def _running() -> AsyncIterator[tuple[JobSystem, Ingestion]]:
             stages={"metadata": eager, "transcription": eager},
         )
         async with job_system(settings) as system, system.ingesting() as ingestion:
+            look_rarely()  # As the commands do.
             yield system, ingestion
 
 

@@ -1,22 +1,10 @@
 """A stage as a source, without Spark around it."""
 
-import gc
 import subprocess
 import sys
 
 from penstock.columns import Columns
 from penstock.spark.jobs import stage_source
-
-
-def test_the_garbage_collector_leaves_alone_what_was_loaded_for_the_first_task_and_nothing_later():
-    stage_source.keep_what_is_loaded.cache_clear()
-    loaded, before = [[] for _ in range(10_000)], gc.get_freeze_count()
-    stage_source.keep_what_is_loaded()
-    kept = gc.get_freeze_count()
-    later = [[] for _ in range(10_000)]
-    stage_source.keep_what_is_loaded()
-    assert kept >= before + len(loaded)
-    assert gc.get_freeze_count() < kept + len(later)
 
 
 def test_messages_come_to_a_stage_as_the_log_has_them_whatever_their_ids_are():

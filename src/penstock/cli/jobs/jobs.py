@@ -19,6 +19,7 @@ from penstock.cli.jobs.options import SettingsOptions, with_api, with_settings
 from penstock.cli.jobs.process import run_until_stopped
 from penstock.cli.jobs.showing import show_jobs
 from penstock.cli.jobs.used_settings import say_used, used
+from penstock.collector import look_rarely
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ async def _serve(settings: JobSettings, workers: bool, stop: asyncio.Event) -> N
         if workers:
             await stack.enter_async_context(system.working())
         app = create_app(system, ingestion)
+        look_rarely()
         await serve_app(app, settings.api.host, settings.api.port, on_ready=_announce, stop=stop)
 
 

@@ -12,6 +12,7 @@ from penstock.cli.jobs.metrics import keeping_ready, observer, serving_metrics
 from penstock.cli.jobs.options import MetricsHost, MetricsPort, SettingsOptions, with_settings
 from penstock.cli.jobs.process import run_until_stopped
 from penstock.cli.jobs.used_settings import say_used
+from penstock.collector import look_rarely
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
@@ -50,5 +51,6 @@ async def _run(
         await stack.enter_async_context(system.working(name))
         if watched[1] is not None:
             await stack.enter_async_context(keeping_ready(system, readiness))
+        look_rarely()
         typer.echo(f"Working on {name}. Ctrl-C stops.")
         await stop.wait()

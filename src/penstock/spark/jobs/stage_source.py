@@ -4,16 +4,15 @@ a task, and every message through the JVM between them."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StringType, StructField, StructType
 
+from penstock.collector import keep_what_is_loaded
 from penstock.columns import Columns
 from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.jobs.columns import attributes_of
@@ -41,18 +40,11 @@ class StageTask:
         """All of them together; then their ids, for Spark to count."""
         if messages:
             self.workplace.runner().run(self.stage, messages)
+            # Spark has it look through everything after each task, which took as long as working
+            # on hundreds of jobs does.
             keep_what_is_loaded()
             ids = pa.array([message.message_id for message in messages], pa.string())
             yield pa.RecordBatch.from_arrays([ids], schema=arrow_schema(_SCHEMA))
-
-
-@cache
-def keep_what_is_loaded() -> None:
-    """Let the garbage collector leave alone what is there by now: modules, models, tools. Spark
-    has it look through everything after each task, which took as long as working on hundreds of
-    jobs does. Once a process, because a second time would keep what is garbage soon."""
-    gc.collect()
-    gc.freeze()
 
 
 def stage_source(task: StageTask) -> type[StageSource]:
