@@ -326,12 +326,14 @@ class Processing:
         self._handled(ended.subject, became, time.monotonic() - ended.began)
 
     def _tell_end(self, ended: Attempted, reason: str | None) -> None:
-        subject = replace(subject_of(ended.message.attributes, ended.attempt), reason=reason)
+        """Once a job: most outcomes only lead to the next stage."""
+        if reason is None and not self._store.pipeline.is_end(self.stage.emits):
+            return
+        subject = replace(ended.subject, attempt=ended.attempt, reason=reason)
         if isinstance(ended.outcome, Reject) and ended.outcome.gave_up:
             topic = self._settings.dead_letters(ended.message.topic)
             self._observer.dead_lettered(subject, topic, ended.outcome.reason)
-        if reason is not None or self._store.pipeline.is_end(self.stage.emits):
-            self._observer.ended(subject, self.stage.name)
+        self._observer.ended(subject, self.stage.name)
 
     async def _is_no_job(self, message: Incoming, reason: str) -> None:
         """What does not decode is a dead letter, or is put back until somebody can read it."""

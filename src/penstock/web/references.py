@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from pathlib import PurePath
 
 from penstock.errors import InvalidArgumentError
@@ -16,6 +16,7 @@ from penstock.media.extensions import extension_of, kinds_instead
 from penstock.media.fetching.source import MediaSource
 
 _OF_MEDIA = {AudioJob: "audio", VideoJob: "video", DocumentJob: "document"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class References:
@@ -23,7 +24,7 @@ class References:
     asked: it may come, and the folder may be another machine's."""
 
     def __init__(self, settings: MediaSettings, pipeline: Pipeline) -> None:
-        self._kinds = pipeline.job_types
+        self._words = {kind: _words_of(job) for kind, job in pipeline.job_types.items()}
         # An API that was told nothing about media knows neither folder nor hosts of its workers.
         self._knows_places = settings.root is not None or bool(settings.hosts)
         self._media = MediaSource(
@@ -40,16 +41,14 @@ class References:
         if named or source.lstrip("./").startswith(f"{UPLOADS}/"):
             raise InvalidArgumentError("Uploads are named by their uploadId")
         self.check_name(media_type, source)
-        if issubclass(self._kinds.get(media_type, Job), tuple(_OF_MEDIA)):
+        if self._words.get(media_type):
             self._check_media(source)
         return source
 
     def check_name(self, media_type: MediaType, name: str) -> None:
         """`InvalidArgumentError` when an extension belongs to another media type."""
-        asked = self._kinds.get(media_type, Job)
-        for kind, word in _OF_MEDIA.items():
-            instead = kinds_instead(word, name) if issubclass(asked, kind) else ()
-            if instead:
+        for word in self._words.get(media_type, ()):
+            if instead := kinds_instead(word, name):
                 raise InvalidArgumentError(
                     f"What ends in .{extension_of(name)} is no {word}; ask for it as "
                     f"{' or '.join(instead)}, or give it the extension of what it is"
@@ -71,6 +70,11 @@ class References:
 
 def plain(name: str, text: str | None) -> str | None:
     """Control characters belong into no name, and not every database takes them."""
-    if text is not None and any(unicodedata.category(c) == "Cc" for c in text):
+    if text is not None and _CONTROL.search(text):
         raise InvalidArgumentError(f"{name} has control characters; send it without them")
     return text
+
+
+def _words_of(job: type[Job]) -> tuple[str, ...]:
+    """What such jobs are about, in the words of our media."""
+    return tuple(word for kind, word in _OF_MEDIA.items() if issubclass(job, kind))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import ssl
 import stat
 import sys
@@ -27,6 +28,7 @@ MOST_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PIECE = 1 << 20
 _LONGEST_REFERENCE = 2048
+_NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _MOST_ADDRESSES = 4
 _PORTS = {"http": 80, "https": 443}
 
@@ -105,7 +107,7 @@ class MediaSource:
         """("file" or "web", where), without touching either; MediaError when it is neither."""
         if not reference or len(reference) > _LONGEST_REFERENCE:
             raise MediaError("bad_reference", "A reference has 1 to 2048 characters")
-        if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in reference):
+        if _NOT_IN_NAMES.search(reference):
             raise MediaError("bad_reference", "A reference has no control characters")
         scheme, colon, rest = reference.partition(":")
         if not colon or "/" in scheme:
