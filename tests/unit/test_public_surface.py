@@ -138,6 +138,7 @@ SURFACE = {
         "JobSystem",
         "JobView",
         "JobViews",
+        "JobWish",
         "LoggingObserver",
         "MEDIA",
         "MediaType",

@@ -48,7 +48,7 @@ from penstock.media.transcript import Segment
 
 if TYPE_CHECKING:
     from penstock.jobs.messaging.worker import StageWorker
-    from penstock.jobs.service import JobService
+    from penstock.jobs.service import JobService, JobWish
     from penstock.jobs.store.job_store import ProcessingJobStore, idempotent
     from penstock.jobs.store.records import JobRecord
     from penstock.jobs.system import JobSystem, job_system
@@ -76,6 +76,7 @@ __all__ = [
     "JobSystem",
     "JobView",
     "JobViews",
+    "JobWish",
     "LoggingObserver",
     "MediaType",
     "MetadataReady",
@@ -124,6 +125,7 @@ __all__ = [
 _LATER = {
     "JobRecord": "store.records",
     "JobService": "service",
+    "JobWish": "service",
     "JobSystem": "system",
     "ProcessingJobStore": "store.job_store",
     "Projection": "views.projection",

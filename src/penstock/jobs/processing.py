@@ -62,7 +62,7 @@ _LOST = _Became("lost")
 
 class Attempted(Struct, frozen=True):
     """An attempt that has come to its end, and what came of it. `began`: by the monotonic clock;
-    `took`: the seconds of its work."""
+    `took`: the seconds of its work. `record`: what was kept of the job when it began."""
 
     message: Incoming
     job: Job
@@ -71,6 +71,7 @@ class Attempted(Struct, frozen=True):
     outcome: Outcome
     began: float
     took: float
+    record: JobRecord | None = None
 
 
 class Processing:
@@ -140,7 +141,7 @@ class Processing:
                 self._handled(subject, came, took)
         if isinstance(came, _Became):
             return None
-        return Attempted(message, job, subject, attempt, came, began, took)
+        return Attempted(message, job, subject, attempt, came, began, took, record)
 
     def _handled(self, subject: Subject, became: _Became, took: float) -> None:
         if became.reason is not None:
@@ -301,6 +302,7 @@ class Processing:
         """What an outcome does to its job: a step, or another attempt after so many seconds."""
         work: dict[str, Any] = {
             "job": ended.job,
+            "known": ended.record,
             "took": round(ended.took, 6),
             "retries": ended.attempt - 1,
         }

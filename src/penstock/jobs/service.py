@@ -7,11 +7,14 @@ publishes them afterwards.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from penstock.errors import (
+    AlreadyExistsError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
@@ -25,7 +28,18 @@ from penstock.jobs.store.records import JobRecord, NewJob, Step
 from penstock.jobs.telemetry import CANCELLED, JobObserver, Subject, span
 
 MAX_CLIENT_KEY = 200
+MAX_WISHES = 1000
 _MAX_TITLE = 500
+
+
+class JobWish(Struct, frozen=True, kw_only=True):
+    """A job to be asked for, as `JobService.submit` takes it."""
+
+    media_type: MediaType
+    source: str
+    title: str | None = None
+    client_key: str | None = None
+    correlation_id: str | None = None
 
 
 class JobService:
@@ -46,29 +60,53 @@ class JobService:
         correlation_id: str | None = None,
     ) -> tuple[JobRecord, bool]:
         """A new job, and True; or the one that was asked for before with this key, and False."""
-        _check_key(client_key)
+        wish = JobWish(
+            media_type=media_type,
+            source=source,
+            title=title,
+            client_key=client_key,
+            correlation_id=correlation_id,
+        )
         with span("submit job", None, {"penstock.media.type": media_type.value}) as traceparent:
-            kind = self._kind_of(media_type)
-            source, own = _read(kind, source)
-            fields: dict[str, Any] = {
-                **own,
-                "jobId": new_job_id(user_id, client_key),
-                "userId": user_id,
-                "mediaType": media_type.value,
-                "mediaId": new_media_id(),
-                "createdAt": now(),
-                "correlationId": correlation_id,
-                "traceparent": traceparent,
-            }
-            job = _convert(fields, kind)
-            return await self.store.add(
-                NewJob(
-                    job=job,
-                    source=source,
-                    title=None if title is None else title[:_MAX_TITLE],
-                    request=_digest(media_type, source, title=title, correlation=correlation_id),
-                )
+            return await self.store.add(self._new_job(user_id, wish, traceparent))
+
+    async def submit_many(
+        self, user_id: str, wishes: Sequence[JobWish]
+    ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
+        """`submit` for several, up to 1,000, in one transaction; what each is answered. Those that
+        are there already, and asked for differently, are errors among the answers; one that can be
+        no job is raised, and none of them is kept."""
+        if len(wishes) > MAX_WISHES:
+            raise InvalidArgumentError(
+                f"{len(wishes):,} jobs are too many for one request; ask for up to {MAX_WISHES:,}"
             )
+        if not wishes:
+            return []
+        with span("submit jobs", None, {"penstock.jobs": len(wishes)}) as traceparent:
+            new = [self._new_job(user_id, wish, traceparent) for wish in wishes]
+            return await self.store.add_many(new)
+
+    def _new_job(self, user_id: str, wish: JobWish, traceparent: str | None) -> NewJob:
+        _check_key(wish.client_key)
+        kind = self._kind_of(wish.media_type)
+        source, own = _read(kind, wish.source)
+        fields: dict[str, Any] = {
+            **own,
+            "jobId": new_job_id(user_id, wish.client_key),
+            "userId": user_id,
+            "mediaType": wish.media_type.value,
+            "mediaId": new_media_id(),
+            "createdAt": now(),
+            "correlationId": wish.correlation_id,
+            "traceparent": traceparent,
+        }
+        more = {"title": wish.title, "correlation": wish.correlation_id}
+        return NewJob(
+            job=_convert(fields, kind),
+            source=source,
+            title=None if wish.title is None else wish.title[:_MAX_TITLE],
+            request=_digest(wish.media_type, source, **more),
+        )
 
     async def cancel(self, job_id: str, user_id: str | None = None) -> JobRecord:
         """Stop a job that is under way; one that was cancelled stays so."""

@@ -193,6 +193,53 @@ async def test_steps_of_many_jobs_are_taken_together_each_for_itself(database_ur
             assert (kept.reason, kept.attempts) == (f"reason-{number}", number)
 
 
+async def test_who_knows_a_job_takes_its_step_without_reading_it_again(database_url):
+    async with store_on(database_url) as store:
+        made = [new_job() for _ in range(3)]
+        for job in made:
+            await create(store, job, title="A")
+        begun, _ = await store.begin_together(made)
+        steps = [
+            Step(job=j, to=JobStage.METADATA_READY, done=Done(info=INFO), known=begun[j.job_id])
+            for j in made
+        ]
+        with statements_of(store.database) as told:
+            taken, _ = await store.end_together(steps, [])
+        assert [one.split()[1] for one in told if one.startswith("SELECT")] == [
+            "penstock_jobs.job_id,"
+        ]
+        assert not [one for one in told if one.startswith("SELECT") and "source" in one]
+        for record in taken:
+            assert await store.get(record.job.job_id) == record
+            assert (record.title, record.trying, record.version) == ("A", False, 2)
+
+
+async def test_what_was_known_of_a_job_is_not_what_is_kept_once_something_was_said_of_it(
+    database_url,
+):
+    async with store_on(database_url) as store:
+        gone, again, same = made = [new_job() for _ in range(3)]
+        for job in made:
+            await create(store, job)
+        begun, _ = await store.begin_together(made)
+        await advance(store, gone, JobStage.CANCELLED, Done())
+        await store.try_again(again, 0.0)
+        # Counting an attempt says nothing: somebody else has the message as well.
+        await store.begin(same)
+        steps = [
+            Step(job=job, to=JobStage.METADATA_READY, done=Done(info=INFO), known=begun[job.job_id])
+            for job in made
+        ]
+        taken, _ = await store.end_together(steps, [])
+        assert taken[0] is None
+        assert [record.version for record in taken[1:]] == [3, 2]
+        kept = [await store.get(job.job_id) for job in made]
+        assert [one.job.stage for one in kept] == [
+            JobStage.CANCELLED, JobStage.METADATA_READY, JobStage.METADATA_READY,
+        ]  # fmt: skip
+        assert [one.trying for one in kept] == [False] * 3
+
+
 async def test_a_retried_job_has_no_text(database_url):
     async with store_on(database_url) as store:
         job = new_job()

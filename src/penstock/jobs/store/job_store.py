@@ -8,9 +8,10 @@ same time are committed together: a sync to disk costs the same for one as for f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
+from itertools import islice
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -32,6 +33,7 @@ from penstock.jobs.store.records import (
     FIND_LOCKED,
     KEEP_RESULT,
     KEEP_TEXT,
+    PLACES_LOCKED,
     JobRecord,
     NewJob,
     Standing,
@@ -128,14 +130,16 @@ class ProcessingJobStore:
     async def _rows(
         self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
     ) -> list[Row[Any]]:
-        dialect = connection.dialect.name
-        ids: Any = list(set(job_ids))
-        if dialect == "sqlite":
-            ids = msgspec.json.encode(ids).decode()
-        query = (FIND_LOCKED if lock else FIND)[dialect]
+        query = (FIND_LOCKED if lock else FIND)[connection.dialect.name]
         ours = self.pipeline.job_types
-        found = await connection.execute(query, {"ids": ids})
+        found = await connection.execute(query, {"ids": self._ids(connection, job_ids)})
         return [row for row in found if row.media_type in ours]
+
+    def _ids(self, connection: AsyncConnection, job_ids: Iterable[str]) -> Any:
+        """As one value."""
+        ids = list(set(job_ids))
+        is_sqlite = connection.dialect.name == "sqlite"
+        return msgspec.json.encode(ids).decode() if is_sqlite else ids
 
     async def text(self, job_id: str) -> Text | None:
         async with self.database.transaction(reading=True) as connection:
@@ -177,6 +181,20 @@ class ProcessingJobStore:
             raise answer
         return answer
 
+    async def add_many(
+        self, new: Sequence[NewJob]
+    ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
+        """`add` for several, in one transaction; errors are answers."""
+        answers: Sequence[tuple[JobRecord, bool] | AlreadyExistsError]
+        answers = await self._changes.do((self._create_each, new))
+        return answers
+
+    async def _create_each(
+        self, connection: AsyncConnection, wanted: Sequence[Sequence[NewJob]]
+    ) -> Sequence[Sequence[Any]]:
+        answers = iter(await self.create(connection, [one for some in wanted for one in some]))
+        return [list(islice(answers, len(some))) for some in wanted]
+
     async def create(
         self, connection: AsyncConnection, new: Sequence[NewJob]
     ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
@@ -206,7 +224,7 @@ class ProcessingJobStore:
         its step begins."""
         for step in steps:
             self.pipeline.check_step(step.job, step.to)
-        kept = await self.find(connection, [step.job.job_id for step in steps], lock=True)
+        kept = await self._kept_for(connection, steps)
         answers: list[JobRecord | None] = []
         taken: list[tuple[Step, JobRecord]] = []
         for step in steps:
@@ -224,6 +242,23 @@ class ProcessingJobStore:
             await self._keep_results(connection, [step for step, _ in taken])
             await say_new(self.outbox, connection, self._said(taken))
         return answers
+
+    async def _kept_for(
+        self, connection: AsyncConnection, steps: Sequence[Step]
+    ) -> dict[str, JobRecord]:
+        """`find` for steps, locked. What is known of a job is what is kept of it as long as nothing
+        was said of it since, but for its attempts, which a step ends."""
+        known = {step.job.job_id: step.known for step in steps if step.known is not None}
+        kept: dict[str, JobRecord] = {}
+        if known:
+            ids = self._ids(connection, known)
+            found = await connection.execute(PLACES_LOCKED[connection.dialect.name], {"ids": ids})
+            for job_id, *place in found:
+                record = known[job_id]
+                if place == [record.job.run, record.job.stage, record.version]:
+                    kept[job_id] = record
+        others = {step.job.job_id for step in steps} - kept.keys()
+        return kept | await self.find(connection, list(others), lock=True) if others else kept
 
     def _said(self, taken: Sequence[tuple[Step, JobRecord]]) -> Iterator[Said]:
         for step, record in taken:

@@ -3,8 +3,10 @@ the shape of SQL."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -33,7 +35,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Row
 
 from penstock.errors import AlreadyExistsError, FailedPreconditionError
-from penstock.jobs.model.job import Job, info_of, now, own_fields
+from penstock.jobs.model.job import Job, info_of, info_type, now, own_fields
 from penstock.jobs.model.names import JobStage, MediaType
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.stage import Done
@@ -151,6 +153,9 @@ class Step(Struct, frozen=True, kw_only=True):
     attempts: int = 0
     dead_letter: tuple[str, Draft] | None = None
     """A topic and the message that is kept there, because the job was given up."""
+    known: JobRecord | None = None
+    """What was kept of the job when the work began. It need not be read again where it is still
+    the last that was said of it."""
 
 
 class NewJob(Struct, frozen=True, kw_only=True):
@@ -185,6 +190,9 @@ _ids: dict[str, ColumnElement[bool]] = {
 }
 FIND = {dialect: select(jobs).where(among) for dialect, among in _ids.items()}
 FIND_LOCKED = FIND | {"postgresql": FIND["postgresql"].order_by(jobs.c.job_id).with_for_update()}
+_place = (jobs.c.job_id, jobs.c.run, jobs.c.stage, jobs.c.version)
+PLACES_LOCKED = {dialect: select(*_place).where(among) for dialect, among in _ids.items()}
+PLACES_LOCKED["postgresql"] = PLACES_LOCKED["postgresql"].order_by(jobs.c.job_id).with_for_update()
 KEEP_TEXT, KEEP_RESULT = ManyRows(insert(texts)), ManyRows(insert(results))
 CREATE = {
     "sqlite": ManyRows(sqlite.insert(jobs).on_conflict_do_nothing(index_elements=["job_id"])),
@@ -278,47 +286,29 @@ def after(pipeline: Pipeline, record: JobRecord, step: Step) -> JobRecord:
 
 
 def changed_row(record: JobRecord) -> dict[str, Any]:
-    job = record.job
-    values = {
-        "stage": job.stage.value,
-        "previous": None if record.previous is None else record.previous.value,
-        "run": job.run,
-        "version": record.version,
-        "info": None if (info := info_of(job)) is None else msgspec.json.encode(info),
-        "title": record.title,
-        "reason": record.reason,
-        "attempts": record.attempts,
-        "language": record.language,
-        "segments": record.segments,
-        "characters": record.characters,
-        "updated_us": micros(record.updated_at),
-        "trying": record.trying,
+    job, info = record.job, info_of(record.job)
+    return {
+        "id": job.job_id,
+        "new_stage": job.stage.value,
+        "new_previous": None if record.previous is None else record.previous.value,
+        "new_run": job.run,
+        "new_version": record.version,
+        "new_info": None if info is None else msgspec.json.encode(info),
+        "new_title": record.title,
+        "new_reason": record.reason,
+        "new_attempts": record.attempts,
+        "new_language": record.language,
+        "new_segments": record.segments,
+        "new_characters": record.characters,
+        "new_updated_us": micros(record.updated_at),
+        "new_trying": record.trying,
     }
-    return {"id": job.job_id} | {f"new_{name}": value for name, value in values.items()}
 
 
 def record_of(pipeline: Pipeline, row: Row[Any]) -> JobRecord:
     kept = dict(zip(_NAMES, row, strict=True))
-    kind = pipeline.job_types[MediaType(kept["media_type"])]
-    fields: dict[str, Any] = {
-        "jobId": kept["job_id"],
-        "userId": kept["user_id"],
-        "mediaType": kept["media_type"],
-        "mediaId": kept["media_id"],
-        "createdAt": moment(kept["created_us"]),
-        "stage": _stage(pipeline, kept["job_id"], kept["stage"]),
-        "run": kept["run"],
-        "correlationId": kept["correlation_id"],
-        "traceparent": kept["traceparent"],
-    }
-    if own_fields(kind):
-        # A row of an earlier version has none; they follow from the source.
-        own = kept["fields"]
-        fields |= msgspec.json.decode(own) if own else kind.of_source(kept["source"])[1]
-    if kept["info"]:
-        fields["info"] = msgspec.json.decode(kept["info"])
     return JobRecord(
-        job=msgspec.convert(fields, kind),
+        job=_job_of(pipeline, kept),
         source=kept["source"],
         version=kept["version"],
         updated_at=moment(kept["updated_us"]),
@@ -332,6 +322,49 @@ def record_of(pipeline: Pipeline, row: Row[Any]) -> JobRecord:
         request=kept["request"],
         trying=kept["trying"],
     )
+
+
+def _job_of(pipeline: Pipeline, kept: Mapping[str, Any]) -> Job:
+    """It was checked before it was kept; what is JSON in its row is read as what it must be."""
+    kind = pipeline.job_types[MediaType(kept["media_type"])]
+    stage = _stage(pipeline, kept["job_id"], kept["stage"])
+    created = moment(kept["created_us"])
+    info = _info_decoder(kind).decode(kept["info"]) if kept["info"] else None
+    if own_fields(kind):
+        return _own_job_of(kind, kept, stage=stage, createdAt=created, info=info)
+    job = kind(
+        job_id=kept["job_id"],
+        user_id=kept["user_id"],
+        media_id=kept["media_id"],
+        created_at=created,
+        stage=stage,
+        run=kept["run"],
+        correlation_id=kept["correlation_id"],
+        traceparent=kept["traceparent"],
+    )
+    return job if info is None else replace(job, info=info)
+
+
+def _own_job_of(kind: type[Job], kept: Mapping[str, Any], **read: Any) -> Job:
+    fields: dict[str, Any] = {
+        "jobId": kept["job_id"],
+        "userId": kept["user_id"],
+        "mediaType": kept["media_type"],
+        "mediaId": kept["media_id"],
+        "run": kept["run"],
+        "correlationId": kept["correlation_id"],
+        "traceparent": kept["traceparent"],
+        **read,
+    }
+    # A row of an earlier version has none of its own; they follow from the source.
+    own = kept["fields"]
+    fields |= msgspec.json.decode(own) if own else kind.of_source(kept["source"])[1]
+    return msgspec.convert(fields, kind)
+
+
+@cache
+def _info_decoder(kind: type[Job]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(info_type(kind))
 
 
 def _stage(pipeline: Pipeline, job_id: str, name: str) -> JobStage:

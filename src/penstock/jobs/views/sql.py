@@ -25,6 +25,7 @@ from sqlalchemy import (
     or_,
     select,
     tuple_,
+    update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -75,6 +76,13 @@ _KEEP = {
     "sqlite": _upsert(sqlite.insert(sql_views)),
     "postgresql": _upsert(postgresql.insert(sql_views)),
 }
+# Where a view is in lists stays as it is, but for an event that comes late: SQLite would move a row
+# within its indexes whenever it is told where it is.
+_CHANGE = ManyRows(
+    update(sql_views)
+    .where(sql_views.c.job_id == bindparam("id"))
+    .values(stage=bindparam("new_stage"), view=bindparam("new_view"))
+)
 _LOCKED = select(sql_views.c.job_id, sql_views.c.view).order_by(sql_views.c.job_id)
 _FIND: dict[str, Any] = {
     # One value, however many ids: a statement for each number of them would be made anew each time.
@@ -112,11 +120,16 @@ class SqlJobViews:
         async with self._database.transaction() as connection:
             known, unreadable = await self._locked(connection, events)
             readable = [event for event in events if event.job_id not in unreadable]
+            places = {job_id: view.queued_at for job_id, view in known.items()}
             history = [view for _, view in take_in(self._pipeline, known, readable)]
-            if history:
-                changed = {view.job_id: view for view in history}
-                keep = _KEEP[connection.dialect.name]
-                await keep.execute(connection, [_row(changed[name]) for name in sorted(changed)])
+            changed = {view.job_id: view for view in history}
+            ordered = [changed[name] for name in sorted(changed)]
+            stayed = [_change(one) for one in ordered if places.get(one.job_id) == one.queued_at]
+            if stayed:
+                await _CHANGE.execute(connection, stayed)
+            if len(stayed) < len(ordered):
+                others = [_row(one) for one in ordered if places.get(one.job_id) != one.queued_at]
+                await _KEEP[connection.dialect.name].execute(connection, others)
         return history
 
     async def _locked(
@@ -237,6 +250,14 @@ class SqlJobViews:
             f"Delete the row, and the topic's row in {sql_positions.name}: the events that the "
             "topic still has are taken in again at the next start"
         )
+
+
+def _change(view: JobView) -> dict[str, Any]:
+    return {
+        "id": view.job_id,
+        "new_stage": view.stage.value,
+        "new_view": msgspec.json.encode(view),
+    }
 
 
 def _row(view: JobView) -> dict[str, Any]:

@@ -124,21 +124,27 @@ def first_view(event: StageEvent) -> JobView:
 
 def _facts_of(event: StageEvent) -> tuple[dict[str, Any], dict[str, Any]]:
     """Those that every view has a place for, and the others."""
-    placed = _placed(type(event))
-    known: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name in event.facts():
-        value = getattr(event, name)
-        if value is None:
-            continue
-        if name in placed:
-            known[name] = value
-        else:
-            others[name] = to_builtins(value, str_keys=True)
-    return known, others
+    placed, others = _names_of(type(event))
+    return (
+        {name: value for name in placed if (value := getattr(event, name)) is not None},
+        {
+            name: to_builtins(value, str_keys=True)
+            for name in others
+            if (value := getattr(event, name)) is not None
+        },
+    )
 
 
 @cache
+def _names_of(kind: type[StageEvent]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The facts of such events that every view has a place for, and the others."""
+    placed = _placed(kind)
+    return (
+        tuple(name for name in kind.facts() if name in placed),
+        tuple(name for name in kind.facts() if name not in placed),
+    )
+
+
 def _placed(kind: type[StageEvent]) -> frozenset[str]:
     """The facts of such events that a view has a place for. A fact of the same name and another
     type is none of them: a shirt's size is a word."""

@@ -1,0 +1,63 @@
+"""Many jobs asked for at once: one transaction, and each answered for itself."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.errors import AlreadyExistsError, InvalidArgumentError
+from penstock.jobs import JobService, JobStage, JobWish, MediaType, ProcessingJobStore
+from penstock.transactional import Database
+from tests.support.statements import statements_of
+
+pytestmark = pytest.mark.real_time
+
+
+@asynccontextmanager
+async def service_on(url):
+    async with Database(url) as database, ProcessingJobStore(database) as store:
+        yield JobService(store)
+
+
+def wish(source="a.wav", **more):
+    return JobWish(media_type=MediaType.AUDIO, source=source, **more)
+
+
+async def test_many_jobs_are_one_transaction_and_two_messages_each(database_url):
+    async with service_on(database_url) as service:
+        wishes = [wish(f"{n}.wav", title=f"T{n}", correlation_id=f"c{n}") for n in range(300)]
+        with statements_of(service.store.database) as told:
+            answers = await service.submit_many("user-1", wishes)
+        assert len([one for one in told if one.startswith("INSERT INTO penstock_jobs")]) == 1
+        assert all(created for _, created in answers)
+        assert len({record.job.job_id for record, _ in answers}) == 300
+        for number in (0, 299):
+            record, _ = answers[number]
+            kept = await service.store.get(record.job.job_id)
+            assert kept == record
+            assert (kept.source, kept.title) == (f"{number}.wav", f"T{number}")
+            assert (kept.job.user_id, kept.job.correlation_id) == ("user-1", f"c{number}")
+            assert kept.job.stage is JobStage.QUEUED
+        assert await service.store.outbox.pending() == 600
+
+
+async def test_a_key_that_was_used_is_answered_with_its_job_or_its_conflict(database_url):
+    async with service_on(database_url) as service:
+        first, _ = await service.submit("user-1", MediaType.AUDIO, "a.wav", client_key="k")
+        same, other, fresh = await service.submit_many(
+            "user-1", [wish(client_key="k"), wish("b.wav", client_key="k"), wish()]
+        )
+        assert same == (first, False)
+        assert isinstance(other, AlreadyExistsError)
+        assert fresh[1]
+        assert await service.store.outbox.pending() == 4
+
+
+async def test_one_that_can_be_no_job_keeps_all_of_them_out(database_url):
+    async with service_on(database_url) as service:
+        wrong = JobWish(media_type=MediaType.YOUTUBE, source="no video")
+        with pytest.raises(InvalidArgumentError):
+            await service.submit_many("user-1", [wish(), wrong])
+        with pytest.raises(InvalidArgumentError, match="1,001 jobs are too many"):
+            await service.submit_many("user-1", [wish()] * 1001)
+        assert await service.store.outbox.pending() == 0
+        assert await service.submit_many("user-1", []) == []
