@@ -158,6 +158,12 @@ def test_each_batch_is_counted_once_with_its_phases(time):
     assert reached("counted") == {"orders": 26}
 
 
+def test_what_was_never_counted_is_nothing_and_not_missing(time):
+    KeptQuery("fresh", Starts())
+    for metric in ("messages_total", "failures_total", "batch_seconds_count"):
+        assert REGISTRY.get_sample_value(f"penstock_pipeline_{metric}", {"query": "fresh"}) == 0
+
+
 def test_what_a_query_said_before_it_failed_is_counted_too(time):
     starts = Starts()
     kept = KeptQuery("failing", starts)
