@@ -1,6 +1,7 @@
 """Queries that are kept running, without Spark."""
 
 import json
+import logging
 
 import pytest
 from prometheus_client import REGISTRY
@@ -156,6 +157,22 @@ def test_each_batch_is_counted_once_with_its_phases(time):
     assert sample("batch_seconds_count", query="counted") == 5
     assert sample("phase_seconds_total", query="counted", phase="addBatch") == 4.5
     assert reached("counted") == {"orders": 26}
+
+
+def test_a_line_says_how_far_a_query_is_behind_where_that_is_known(time, caplog):
+    starts = Starts()
+    kept = KeptQuery("telling", starts)
+    spooled = progress(1, run="telling")
+    spooled["sources"][0].update(endOffset='{"segment": 4}', latestOffset='{"segment": 9}')
+    with caplog.at_level(logging.INFO):
+        for last in (progress(0, run="telling"), spooled):
+            starts.made[0].recentProgress = [last]
+            kept.look()
+            time.now += 1
+    assert [record.message for record in caplog.records] == [
+        "telling: 5 messages in 1.50 s, 94 behind",
+        "telling: 5 messages in 1.50 s",
+    ]
 
 
 def test_what_was_never_counted_is_nothing_and_not_missing(time):

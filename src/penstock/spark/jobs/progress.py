@@ -35,9 +35,10 @@ def report(name: str, query: StreamingQuery) -> bool:
         if rows:
             news = True
             seconds = float(progress["durationMs"].get(_WHOLE, 0)) / 1000
+            behind = offsets_behind(progress)
             _log.info(
-                "%s: %d messages in %.2f s, %d behind",
-                *(name, rows, seconds, sum(offsets_behind(progress).values())),
+                "%s: %d messages in %.2f s%s",
+                *(name, rows, seconds, f", {sum(behind.values())} behind" if behind else ""),
                 extra={"query": name, "batch": batch, "rows": rows, "seconds": seconds},
             )
             _count(name, rows, progress["durationMs"])
