@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 
 from penstock.errors import FailedPreconditionError
 from penstock.spark.jobs import kept_query
-from penstock.spark.jobs.kept_query import KeptQuery, look_at_all
+from penstock.spark.jobs.kept_query import KeptQuery, end_all, look_at_all
 from penstock.spark.jobs.progress import reached
 
 
@@ -246,6 +246,17 @@ def test_a_batch_is_not_waited_for_beyond_the_drain(time):
     begun = time.now
     kept.end(drain=60)
     assert starts.made[0].stopped
+    assert time.now < begun + 61
+
+
+def test_all_queries_together_are_not_waited_for_beyond_the_drain(time):
+    starts = [Starts(), Starts(), Starts()]
+    kept = [KeptQuery(name, start) for name, start in zip("abc", starts, strict=True)]
+    for start in starts:
+        start.made[0].status["isTriggerActive"] = True
+    begun = time.now
+    end_all(kept, drain=60)
+    assert all(start.made[0].stopped for start in starts)
     assert time.now < begun + 61
 
 

@@ -33,7 +33,7 @@ from penstock.jobs.settings import JobSettings
 from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.event_source import EventSource
-from penstock.spark.jobs.kept_query import KeptQuery, look_at_all
+from penstock.spark.jobs.kept_query import KeptQuery, end_all, look_at_all
 from penstock.spark.jobs.lag import Lags, SpoolLags, TopicLags, Watching
 from penstock.spark.jobs.places import absolute, absolute_place, check_reach, prepare_database
 from penstock.spark.jobs.progress import report
@@ -205,8 +205,7 @@ class SparkPipeline:
                     look_at_all(kept)
                     self._stopping.wait(_LOOK)
             finally:
-                for query in kept:
-                    query.end(self._options.drain)
+                end_all(kept, self._options.drain)
 
     def _lags(self) -> Lags:
         settings, names = self._settings, self._queries
