@@ -56,7 +56,11 @@ class Ending:
     def attach(self, *, stop: Call, cancel: Call) -> None:
         """What the event loop that runs here calls after the first signal, and the second."""
         loop = asyncio.get_running_loop()
-        self._cancel, self._stop = partial(_soon, loop, cancel), partial(_soon, loop, stop)
+        self.attach_calls(stop=partial(_soon, loop, stop), cancel=partial(_soon, loop, cancel))
+
+    def attach_calls(self, *, stop: Call, cancel: Call) -> None:
+        """The same where no event loop runs: called by the thread that listens."""
+        self._cancel, self._stop = cancel, stop
         self._wake()
 
     def begin(self) -> None:

@@ -8,13 +8,16 @@ from typing import Any
 
 def offsets_behind(progress: Any) -> dict[str, int]:
     """Messages of each topic that were there and not in the batch, by a query's `lastProgress`;
-    none before it has any.
+    none before it has any, and none where it reads through a spool: segments say nothing of how
+    many messages wait.
 
     What Kafka's source says in `metrics`; Spark 4.3 asks no Python source for any.
     """
     found: dict[str, int] = {}
     for source in () if progress is None else progress["sources"]:
         end, latest = offsets_of(source["endOffset"]), offsets_of(source["latestOffset"])
+        if _is_spooled(source["endOffset"]):
+            continue
         for topic, at in latest.items():
             found[topic] = found.get(topic, 0) + max(0, at - end.get(topic, 0))
     return found
@@ -22,11 +25,18 @@ def offsets_behind(progress: Any) -> dict[str, int]:
 
 def offsets_of(value: Any) -> dict[str, int]:
     """Offsets as Spark has them: JSON, or what it says; none for what is something else."""
+    return {str(topic): int(at) for topic, at in _parsed(value).items() if str(at).isdigit()}
+
+
+def _is_spooled(value: Any) -> bool:
+    """They are of a spool. A topic that is called so says which topic it is as well."""
+    return _parsed(value).keys() == {"segment"}
+
+
+def _parsed(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError:
             return {}
-    if not isinstance(value, dict):
-        return {}
-    return {str(topic): int(at) for topic, at in value.items() if str(at).isdigit()}
+    return value if isinstance(value, dict) else {}

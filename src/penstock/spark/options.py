@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.config import check_name
 from penstock.connect import broker_kind, check_shared, scheme_of
@@ -193,6 +193,7 @@ class _Options:
                 "penstock OPTIONS (url '…', topic '…')"
             )
         if not url:
+            self._none_of_others()
             raise InvalidArgumentError(
                 "Set option 'url' to the broker: nats://HOST, tls://HOST or local:///DIR"
             )
@@ -202,9 +203,12 @@ class _Options:
             raise InvalidArgumentError(f"Option 'url', for Spark's processes: {error}") from None
         return url
 
-    def none_left(self) -> None:
+    def _none_of_others(self) -> None:
         for name in self._left.keys() & _ELSEWHERE.keys():
             raise InvalidArgumentError(f"Option {name!r}: {_ELSEWHERE[name]}")
+
+    def none_left(self) -> None:
+        self._none_of_others()
         for name in self._left:
             if name in _SPARK:
                 continue
@@ -265,12 +269,10 @@ def _at_moment(text: str) -> Position:
 
 def _at_moments(text: str) -> Position:
     """Milliseconds by topic."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    named = found.values() if isinstance(found, dict) else ()
-    if not named or not all(type(at) is int and at <= _LAST_MOMENT // 1000 for at in named):
+    found = _by_topic(text)
+    if not found or not all(
+        type(at) is int and at <= _LAST_MOMENT // 1000 for at in found.values()
+    ):
         raise InvalidArgumentError(
             f'must be milliseconds by topic, as in {{"orders": 1767225600000}}, not {text!r}'
         )
@@ -282,17 +284,29 @@ def _offsets(text: str) -> Position:
         return EARLIEST
     if text.lower() == "latest":
         return LATEST
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    named = found.values() if isinstance(found, dict) else ()
-    if not named or not all(type(at) is int and (at >= 1 or at in (-1, -2)) for at in named):
+    found = _by_topic(text)
+    if not found or not all(
+        type(at) is int and (at >= 1 or at in (-1, -2)) for at in found.values()
+    ):
         raise InvalidArgumentError(
             "must be earliest, latest or sequences by topic, as in "
             f'{{"orders": 17}} (-2: earliest, -1: latest), not {text!r}'
         )
     return Position(sequences=found)
+
+
+def _by_topic(text: str) -> dict[str, Any]:
+    """What JSON says of topics. Readers of Kafka say it of partitions, and a topic has one: 0."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {
+        topic: said["0"] if isinstance(said, dict) and said.keys() == {"0"} else said
+        for topic, said in found.items()
+    }
 
 
 def _moment(text: str) -> int:

@@ -28,8 +28,8 @@ REFUSES = """
 """
 
 
-def started(work):
-    words = [sys.executable, "-c", RUN.format(work=work)]
+def started(work, program=RUN):
+    words = [sys.executable, "-c", program.format(work=work)]
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
     )
@@ -51,4 +51,30 @@ def test_two_signals_end_it_whatever_it_does(work):
     process.send_signal(signal.SIGINT)
     [line] = process.communicate(timeout=120)[0].splitlines()
     assert line.endswith("Stopped at once: what was in hand will be delivered again")
+    assert process.returncode == 1
+
+
+NO_LOOP = """
+import logging, threading, time
+from penstock.cli.ending import Ending
+
+logging.basicConfig()
+stop = threading.Event()
+with Ending(drain=None, code=1) as ending:
+    ending.attach_calls(stop=stop.set, cancel=stop.set)
+    print("began", flush=True)
+    {work}
+print("in order", flush=True)
+"""
+
+
+def test_without_an_event_loop_signals_are_heard_as_well():
+    process = started("stop.wait()", NO_LOOP)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=120)[0] == "in order\n"
+    assert process.returncode == 0
+    process = started("time.sleep(600)", NO_LOOP)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    assert "Stopped at once" in process.communicate(timeout=120)[0]
     assert process.returncode == 1

@@ -25,3 +25,10 @@ def test_what_another_source_says_is_left_alone():
 
 def test_a_query_that_has_ended_no_batch_says_nothing():
     assert offsets_behind(None) == {}
+
+
+def test_segments_of_a_spool_are_no_messages():
+    spooled = source('{"segment": 4}', '{"segment": 9}')
+    assert offsets_behind({"sources": [spooled]}) == {}
+    topic = source('{"@identity": {"segment": "x"}, "segment": 4}', '{"segment": 9}')
+    assert offsets_behind({"sources": [spooled, topic]}) == {"segment": 5}

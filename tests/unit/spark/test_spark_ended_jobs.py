@@ -35,7 +35,7 @@ def test_events_that_end_a_job_are_counted_once_by_the_stage_that_ended_it():
         JobFailed(**ABOUT, previous=ready, reason="busy"),
     ]
     batch = [Told(number, WHEN, event) for number, event in enumerate(events, 1)]
-    count_ended(MEDIA, "ended-jobs-test", batch)
+    assert count_ended(MEDIA, "ended-jobs-test", batch) == 0
     # A batch that failed half-way is run again, perhaps with more in it.
-    count_ended(MEDIA, "ended-jobs-test", [*batch, Told(6, WHEN, events[-1])])
+    assert count_ended(MEDIA, "ended-jobs-test", [*batch, Told(6, WHEN, events[-1])]) == 5
     assert [counted(*one) - was for one, was in zip(wanted, before, strict=True)] == [1, 1, 1, 2]

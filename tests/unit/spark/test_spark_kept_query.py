@@ -1,13 +1,14 @@
 """Queries that are kept running, without Spark."""
 
 import json
+import logging
 
 import pytest
 from prometheus_client import REGISTRY
 
 from penstock.errors import FailedPreconditionError
 from penstock.spark.jobs import kept_query
-from penstock.spark.jobs.kept_query import KeptQuery, look_at_all
+from penstock.spark.jobs.kept_query import KeptQuery, end_all, look_at_all
 from penstock.spark.jobs.progress import reached
 
 
@@ -165,6 +166,28 @@ def test_each_batch_is_counted_once_with_its_phases(time):
     assert reached("counted") == {"orders": 26}
 
 
+def test_a_line_says_how_far_a_query_is_behind_where_that_is_known(time, caplog):
+    starts = Starts()
+    kept = KeptQuery("telling", starts)
+    spooled = progress(1, run="telling")
+    spooled["sources"][0].update(endOffset='{"segment": 4}', latestOffset='{"segment": 9}')
+    with caplog.at_level(logging.INFO):
+        for last in (progress(0, run="telling"), spooled):
+            starts.made[0].recentProgress = [last]
+            kept.look()
+            time.now += 1
+    assert [record.message for record in caplog.records] == [
+        "telling: 5 messages in 1.50 s, 94 behind",
+        "telling: 5 messages in 1.50 s",
+    ]
+
+
+def test_what_was_never_counted_is_nothing_and_not_missing(time):
+    KeptQuery("fresh", Starts())
+    for metric in ("messages_total", "failures_total", "batch_seconds_count"):
+        assert REGISTRY.get_sample_value(f"penstock_pipeline_{metric}", {"query": "fresh"}) == 0
+
+
 def test_what_a_query_said_before_it_failed_is_counted_too(time):
     starts = Starts()
     kept = KeptQuery("failing", starts)
@@ -230,6 +253,17 @@ def test_a_batch_is_not_waited_for_beyond_the_drain(time):
     begun = time.now
     kept.end(drain=60)
     assert starts.made[0].stopped
+    assert time.now < begun + 61
+
+
+def test_all_queries_together_are_not_waited_for_beyond_the_drain(time):
+    starts = [Starts(), Starts(), Starts()]
+    kept = [KeptQuery(name, start) for name, start in zip("abc", starts, strict=True)]
+    for start in starts:
+        start.made[0].status["isTriggerActive"] = True
+    begun = time.now
+    end_all(kept, drain=60)
+    assert all(start.made[0].stopped for start in starts)
     assert time.now < begun + 61
 
 

@@ -72,6 +72,16 @@ def test_where_to_begin_may_be_a_time_for_each_topic():
         read(topic="orders", startingTimestamp="0", startingOffsets="earliest")
 
 
+def test_offsets_may_be_said_of_the_partition_that_a_topic_has():
+    given = {"topics": "orders,bills", "endingOffsetsByTimestamp": '{"orders": {"0": 1000}}'}
+    found = read(**given, startingOffsets='{"orders": {"0": 17}, "bills": {"0": -1}}')
+    assert (found.starting.of("orders"), found.starting.of("bills")) == (17, -1)
+    assert found.ending.moment_of("orders") == 1_000_000
+    for wrong in ('{"orders": {"1": 17}}', '{"orders": {"0": 17, "1": 3}}', '{"orders": {}}'):
+        with pytest.raises(InvalidArgumentError, match="sequences by topic"):
+            read(topic="orders", startingOffsets=wrong)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("500ms", 0.5), ("30s", 30), ("15m", 900), ("1h", 3600), ("2.5", 2.5)]
 )
@@ -117,6 +127,8 @@ def test_what_only_looks_like_a_number_or_a_time_is_refused(name, text, says):
 def test_a_table_whose_options_spark_forgot_says_what_to_use():
     with pytest.raises(InvalidArgumentError, match="CREATE TEMPORARY VIEW"):
         SourceOptions.of({})
+    with pytest.raises(InvalidArgumentError, match="CREATE TEMPORARY VIEW"):
+        SourceOptions.of({"provider": "penstock"})
 
 
 def test_what_travels_to_tasks_says_no_password_when_it_is_printed():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock.errors import DataLossError, FailedPreconditionError
 from penstock.jobs import MEDIA
@@ -65,6 +66,21 @@ def test_the_driver_reads_what_a_batch_names_once_and_in_order(log, caplog):
     assert "1 messages of batch 0" in caplog.text
     project(batch_of(2, 3), 1)
     assert place.applied[1:] == [list(EVENTS.values())[1:3]]
+
+
+def test_events_that_come_again_are_counted(log):
+    def repeated():
+        found = REGISTRY.get_sample_value(
+            "penstock_pipeline_repeated_total", {"query": "projection"}
+        )
+        return found or 0
+
+    project = Project(Place(), "nats://nowhere", TOPIC, log=SourceOptions.of(OPTIONS))
+    before = repeated()
+    project(batch_of(1, 4, "counted"), 0)
+    assert repeated() == before
+    project(batch_of(1, 5, "counted"), 0)
+    assert repeated() == before + 4
 
 
 def test_a_batch_whose_events_are_gone_fails(log):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.brokers.broker import moment, print_json
+from penstock.cli.ending import Ending
 from penstock.cli.jobs.metrics import Readiness, serving_metrics_beside
 from penstock.cli.jobs.options import (
     MEDIA_REFERENCE,
@@ -25,7 +25,7 @@ from penstock.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from penstock.jobs.settings import JobSettings
-    from penstock.spark.jobs.pipeline import Part, SparkPipeline
+    from penstock.spark.jobs.pipeline import Part
 
 pipeline = typer.Typer(help="The stages of the jobs, on Spark.", no_args_is_help=True)
 pipeline.command()(ship)
@@ -165,11 +165,13 @@ def _run(
     spark = session(
         "penstock pipeline", how.master, remote=how.remote, config=config, log_level="ERROR"
     )
-    with stopping(spark):
+    # Spark has a handler of its own for Ctrl-C, which comes with the session and ends its jobs.
+    with stopping(spark), Ending(drain=None, code=1) as ending:
         try:
             add_modules(spark, modules)
             made = SparkPipeline(spark, settings, chosen)
-            _stop_on_signals(made)
+            # What is stopped at once has nothing to put in order: it is run again.
+            ending.attach_calls(stop=made.stop, cancel=made.stop)
             typer.echo(f"Running {', '.join(queries)}.")
             if readiness is not None:
                 readiness.ask, readiness.lacks = made.lacks, None
@@ -181,8 +183,3 @@ def _run(
                 typer.echo("Stopped between batches.")
         except PySparkException as error:
             raise FailedPreconditionError(f"Spark: {reason_of(error)}") from error
-
-
-def _stop_on_signals(made: SparkPipeline) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: made.stop())

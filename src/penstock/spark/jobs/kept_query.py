@@ -125,6 +125,13 @@ def look_at_all(queries: Sequence[KeptQuery]) -> None:
         query.look(may_begin=not query.is_down or not any(one.is_starting for one in queries))
 
 
+def end_all(queries: Sequence[KeptQuery], drain: float) -> None:
+    """Each between two of its batches; after `drain` seconds all of them."""
+    until = time.monotonic() + drain
+    for query in queries:
+        query.end(until - time.monotonic())
+
+
 def _waits(query: StreamingQuery) -> bool:
     """It runs, and has nothing to do."""
     return query.isActive and str(query.status["message"]).startswith("Waiting")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.config import check_zone
-from penstock.connect import broker_kind, check_shared, open_ranges, scheme_of
+from penstock.connect import broker_kind, check_shared, hold_server, open_ranges, scheme_of
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.jobs.model.fields import JobId
 from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
@@ -33,7 +33,7 @@ from penstock.jobs.settings import JobSettings
 from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.event_source import EventSource
-from penstock.spark.jobs.kept_query import KeptQuery, look_at_all
+from penstock.spark.jobs.kept_query import KeptQuery, end_all, look_at_all
 from penstock.spark.jobs.lag import Lags, SpoolLags, TopicLags, Watching
 from penstock.spark.jobs.places import absolute, absolute_place, check_reach, prepare_database
 from penstock.spark.jobs.progress import report
@@ -203,8 +203,7 @@ class SparkPipeline:
                     look_at_all(kept)
                     self._stopping.wait(_LOOK)
             finally:
-                for query in kept:
-                    query.end(self._options.drain)
+                end_all(kept, self._options.drain)
 
     def _lags(self) -> Lags:
         settings, names = self._settings, self._queries
@@ -225,14 +224,18 @@ class SparkPipeline:
 
     @contextmanager
     def _prepared(self) -> Iterator[ExitStack]:
-        identity = asyncio.run(prepare_database(self._settings))
-        # Whoever is first makes the topics; and queues hold only what is published once they are
-        # there.
-        events = not self._has_log and PROJECTION in self._queries
-        asyncio.run(make_queues(self._settings, events=events))
-        workplace = Workplace(self._settings.to_json(), self._options.pipeline, identity)
-        self._workplace = workplace
         with ExitStack() as stack:
+            # One server for all that follows, where it is our own: it ends with its last user.
+            hold = hold_server(self._settings.url)
+            if hold is not None:
+                stack.callback(hold.close)
+            identity = asyncio.run(prepare_database(self._settings))
+            # Whoever is first makes the topics; and queues hold only what is published once they
+            # are there.
+            events = not self._has_log and PROJECTION in self._queries
+            asyncio.run(make_queues(self._settings, events=events))
+            workplace = Workplace(self._settings.to_json(), self._options.pipeline, identity)
+            self._workplace = workplace
             stack.callback(workplace.leave)
             yield stack
 

@@ -35,9 +35,10 @@ def report(name: str, query: StreamingQuery) -> bool:
         if rows:
             news = True
             seconds = float(progress["durationMs"].get(_WHOLE, 0)) / 1000
+            behind = offsets_behind(progress)
             _log.info(
-                "%s: %d messages in %.2f s, %d behind",
-                *(name, rows, seconds, sum(offsets_behind(progress).values())),
+                "%s: %d messages in %.2f s%s",
+                *(name, rows, seconds, f", {sum(behind.values())} behind" if behind else ""),
                 extra={"query": name, "batch": batch, "rows": rows, "seconds": seconds},
             )
             _count(name, rows, progress["durationMs"])
@@ -71,7 +72,7 @@ class _Metrics:
         name = "penstock_pipeline"
         self.messages = Counter(f"{name}_messages", "Messages that a query took in", ["query"])
         self.repeated = Counter(
-            f"{name}_repeated", "Of those, events that the history had already", ["query"]
+            f"{name}_repeated", "Of those, events that had been read before", ["query"]
         )
         self.batch = Histogram(f"{name}_batch_seconds", "What a batch took", ["query"])
         self.phases = Counter(
@@ -94,22 +95,26 @@ def _metrics() -> _Metrics | None:
         return None
 
 
-def count_ended(pipeline: Pipeline, topic: str, events: Sequence[Told]) -> None:
+def count_ended(pipeline: Pipeline, topic: str, events: Sequence[Told]) -> int:
     """Jobs that ended, as workers count them: tasks run where nobody could ask, so events are
-    counted where the driver reads them; those of a batch that is run again, once."""
+    counted where the driver reads them; those of a batch that is run again, once. Returns how many
+    events came again."""
     try:
         from prometheus_client import REGISTRY
     except ImportError:
-        return
+        return 0
+    again = 0
     counter = ended_jobs(REGISTRY)
     by = {stage.consumes: stage.name for stage in pipeline.stages}
     for sequence, _, event in events:
         if sequence <= _counted.get(topic, -1):
+            again += 1
             continue
         _counted[topic] = sequence
         if pipeline.is_end(event.stage) and event.previous is not None:
             reason = reason_of(event) or COMPLETE
             counter.labels(by[event.previous], event.media_type.value, reason).inc()
+    return again
 
 
 def is_counted() -> bool:
@@ -120,6 +125,9 @@ def say_running(name: str, *, running: bool) -> None:
     """A query was started, or has failed."""
     metrics = _metrics()
     if metrics is not None:
+        # All are there from the first start on: what is not there yet cannot be seen to grow.
+        for counter in (metrics.messages, metrics.batch, metrics.starts, metrics.failures):
+            counter.labels(name)
         metrics.running.labels(name).set(running)
         (metrics.starts if running else metrics.failures).labels(name).inc()
 

@@ -69,10 +69,12 @@ class Project:
         if not events:
             return
         self.workplace.runner().apply([told.event for told in events])
-        count_ended(pipeline_of(self.workplace.pipeline), f"{self.topic}@{identity}", events)
+        pipeline = pipeline_of(self.workplace.pipeline)
+        again = count_ended(pipeline, f"{self.topic}@{identity}", events)
         if self.history is not None:
-            history = History(self.history, pipeline_of(self.workplace.pipeline))
-            say_repeated(PROJECTION, len(events) - history.append(self._source(identity), events))
+            added = History(self.history, pipeline).append(self._source(identity), events)
+            again = len(events) - added
+        say_repeated(PROJECTION, again)
 
     def _brought(self, batch: DataFrame) -> Iterator[_Message]:
         rows = batch.select(*_COLUMNS).toArrow().sort_by("sequence")
