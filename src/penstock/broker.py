@@ -8,10 +8,10 @@ and `penstock.testing.conformance` tests it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from penstock.clock import PreciseTime
 from penstock.columns import Columns
@@ -412,6 +412,39 @@ class Mark(NamedTuple):
 
     data: bytes
     version: int
+
+
+Take: TypeAlias = Callable[[Sequence[Delivery]], None]
+"""Called with what a pull brought."""
+
+
+class HandsOver(Protocol):
+    """What a broker may be beside: one that hands over what comes as soon as that has come, where
+    a caller that waits goes on a turn of the event loop later."""
+
+    async def pull_to(
+        self, take: Take, subscription: str, *, max_messages: int, max_bytes: int, wait: float
+    ) -> Sequence[Delivery]:
+        """As `Broker.pull`, but that `take` may be called, once, with what would be returned; then
+        nothing is. What was taken stays so, however this ends. `take` does not wait for anything,
+        and what it raises is raised here."""
+        ...
+
+
+def pull_to(
+    broker: Broker,
+    take: Take,
+    subscription: str,
+    *,
+    max_messages: int,
+    max_bytes: int,
+    wait: float,
+) -> Awaitable[Sequence[Delivery]]:
+    """The broker's own, if it `HandsOver`, else its `pull`, which hands over nothing."""
+    own: Callable[..., Awaitable[Sequence[Delivery]]] | None = getattr(broker, "pull_to", None)
+    if own is None:
+        return broker.pull(subscription, max_messages=max_messages, max_bytes=max_bytes, wait=wait)
+    return own(take, subscription, max_messages=max_messages, max_bytes=max_bytes, wait=wait)
 
 
 class RangeLog(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from inspect import iscoroutinefunction
 from typing import Any
 
-from penstock.broker import Broker
+from penstock.broker import Broker, Take, pull_to
 from penstock.message import (
     AckResponse,
     Delivery,
@@ -48,6 +48,25 @@ class ObservedBroker:
     ) -> Sequence[Delivery]:
         deliveries = await self._broker.pull(
             subscription, max_messages=max_messages, max_bytes=max_bytes, wait=wait
+        )
+        if deliveries:
+            self._observer.received(subscription, deliveries)
+        return deliveries
+
+    async def pull_to(
+        self, take: Take, subscription: str, *, max_messages: int, max_bytes: int, wait: float
+    ) -> Sequence[Delivery]:
+        def tell_and_take(deliveries: Sequence[Delivery]) -> None:
+            self._observer.received(subscription, deliveries)
+            take(deliveries)
+
+        deliveries = await pull_to(
+            self._broker,
+            tell_and_take,
+            subscription,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            wait=wait,
         )
         if deliveries:
             self._observer.received(subscription, deliveries)

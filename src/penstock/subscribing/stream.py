@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar, Unpack, cast
 
-from penstock.broker import Broker
+from penstock.broker import Broker, pull_to
 from penstock.errors import ClosedError
-from penstock.message import Message
+from penstock.message import Delivery, Message
 from penstock.retrying import Failures, Persistence
 from penstock.subscribing.closing import CloseReport, Closing
 from penstock.subscribing.deliveries import Deliveries
@@ -239,15 +239,29 @@ class MessageStream:
         if not messages:
             await deliveries.change()
             return
+        came = False
+
+        def take(pulled: Sequence[Delivery]) -> None:
+            nonlocal came
+            came = True
+            self._failures.clear()
+            if puller.cancelling():
+                deliveries.give_back(pulled)
+            else:
+                deliveries.accept(pulled, messages)
+
         with deliveries.reserved(messages, size):
-            pulled = await broker.pull(
-                self.source.name, max_messages=messages, max_bytes=size, wait=_PULL_WAIT
+            pulled = await pull_to(
+                broker,
+                take,
+                self.source.name,
+                max_messages=messages,
+                max_bytes=size,
+                wait=_PULL_WAIT,
             )
-        self._failures.clear()
-        if puller.cancelling():
-            deliveries.give_back(pulled)
+        if came:
             return
-        deliveries.accept(pulled, messages)
+        take(pulled)
         # A broker that never has to wait must not keep others from running.
         await asyncio.sleep(0)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
 import msgspec
 
-from penstock.broker import Capabilities
+from penstock.broker import Capabilities, Take
 from penstock.brokers.nats.admin import NatsAdmin
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.publishing import Publishing
@@ -177,6 +177,16 @@ class NatsBroker:
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
     ) -> Sequence[Delivery]:
+        return await self._pull(subscription, max_messages, max_bytes, wait, None)
+
+    async def pull_to(
+        self, take: Take, subscription: str, *, max_messages: int, max_bytes: int, wait: float
+    ) -> Sequence[Delivery]:
+        return await self._pull(subscription, max_messages, max_bytes, wait, take)
+
+    async def _pull(
+        self, subscription: str, max_messages: int, max_bytes: int, wait: float, take: Take | None
+    ) -> Sequence[Delivery]:
         self._connection.wire.check_open()
         if max_messages < 1:
             return []
@@ -188,10 +198,13 @@ class NatsBroker:
             if consumer.config.dead_letter_policy is not None:
                 self._mover.watch(consumer)
                 self._releases.follow(consumer)
+            hand_over = self._handing_over(consumer, take) if take is not None else None
             try:
-                taken = await self._take(consumer, max_messages, max_bytes, remaining)
+                taken = await self._take(consumer, max_messages, max_bytes, remaining, hand_over)
             except SubscriptionNotFoundError as missing:
                 raise await self._confirmed(missing, subscription) from missing
+            if hand_over is not None and hand_over.done:
+                return ()
             if not taken and consumer.config.push is not None:
                 # Nobody tells us when a push consumer is gone: it is just quiet.
                 await self._catalogue.consumer_info(subscription)
@@ -203,7 +216,12 @@ class NatsBroker:
                 return deliveries
 
     async def _take(
-        self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
+        self,
+        consumer: Consumer,
+        max_messages: int,
+        max_bytes: int,
+        wait: float,
+        hand_over: _HandOver | None,
     ) -> list[Delivery]:
         """What comes: asked for, pushed, or lent in order."""
         config = consumer.config
@@ -215,8 +233,12 @@ class NatsBroker:
         elif config.enable_exactly_once_delivery:
             return await self._take_in_time(consumer, max_messages, max_bytes, wait)
         else:
-            raws = await self._pulling.pull(consumer, max_messages, max_bytes, wait)
+            raws = await self._pulling.pull(consumer, max_messages, max_bytes, wait, hand_over)
         return [_delivery(consumer, raw) for raw in raws]
+
+    def _handing_over(self, consumer: Consumer, take: Take) -> _HandOver:
+        # It may have been configured anew while we waited.
+        return _HandOver(lambda: self._catalogue.latest(consumer), take)
 
     async def _take_in_time(
         self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
@@ -456,6 +478,26 @@ class NatsBroker:
             loans.begin(deliveries, self._clock.monotonic())
         if (inbox := self._pushed.get(consumer.key)) is not None:
             inbox.lend([delivery.ack_id for delivery in deliveries])
+
+
+class _HandOver:
+    """Gives what comes to whoever takes it, if nothing has to be done with it before."""
+
+    __slots__ = ("_consumer", "_take", "done")
+
+    def __init__(self, consumer: Callable[[], Consumer], take: Take) -> None:
+        self._consumer = consumer
+        self._take = take
+        self.done = False
+
+    def __call__(self, raws: list[Raw]) -> bool:
+        consumer = self._consumer()
+        config = consumer.config
+        if config.filter or needs_loans(config):
+            return False
+        self.done = True
+        self._take([_delivery(consumer, raw) for raw in raws])
+        return True
 
 
 def _says_missing(answer: Receipt | PublishFault) -> bool:

@@ -47,7 +47,7 @@ class Wire:
         self._sink(*message)
 
     async def write(self, parts, at_once=False):
-        self.replies.append([part.split(b" ", 3)[2] for part in parts])
+        self.replies.append(re.findall(rb"PUB \S+ (\S+) ", b"".join(parts)))
 
     def ack(self, replies):
         """Each is stored at its index in its call and a thousand times the call's number."""

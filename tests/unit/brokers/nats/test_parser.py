@@ -362,3 +362,17 @@ def test_an_answer_inside_a_message_is_not_taken_for_one():
     parser.feed(answer % 1 + b"MSG orders 7 %d\r\n%b\r\n" % (len(inside), inside) + answer % 2)
     assert runs == [b"1", b"2"]
     assert [payload for *_, payload in ours] == [inside]
+
+
+def test_what_sinks_leave_for_later_is_done_when_all_that_came_is_read():
+    order = []
+
+    def sink(subject, *_):
+        order.append(subject)
+        parser.afterwards(lambda: order.append(b"later " + subject))
+
+    parser = LeanParser(Client(), {b"7": sink})
+    parser.feed(b"MSG one 7 0\r\n\r\nMSG two 7 0\r\n\r\nMSG thr")
+    assert order == [b"one", b"two", b"later one", b"later two"]
+    run_virtual(parser.parse(b"ee 7 0\r\n\r\nPING\r\n"))
+    assert order[4:] == [b"three", b"later three"]

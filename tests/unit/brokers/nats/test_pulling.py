@@ -22,6 +22,7 @@ class Wire:
 
     def __init__(self):
         self.sinks, self.posted, self.losses = [], [], []
+        self.acts = []
 
     def check_connected(self):
         pass
@@ -48,6 +49,13 @@ class Wire:
 
     def post(self, parts):
         self.posted += parts
+
+    def afterwards(self, act):
+        self.acts.append(act)
+
+    def all_is_read(self):
+        while self.acts:
+            self.acts.pop(0)()
 
     def deliver(self, reply):
         self.sinks[-1](b"orders", reply, b"", b"x")
@@ -180,3 +188,65 @@ async def test_a_server_is_not_asked_for_signs_that_it_does_not_give(wire, wait,
     assert b"idle_heartbeat" not in wire.written[0]
     wire.deliver(FIRST)
     await pull
+
+
+async def handing_pull(wire, take):
+    pull = asyncio.ensure_future(pulling(wire).pull(CONSUMER, 2, 1000, 30, take))
+    await settled()
+    return pull
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_what_comes_is_handed_over_before_whoever_waits_goes_on(wire, taken):
+    handed = []
+
+    def take(raws):
+        assert not pull.done()
+        handed.extend(reply for _, reply, _, _ in raws)
+        return taken
+
+    pull = await handing_pull(wire, take)
+    wire.deliver(FIRST)
+    assert not wire.acts, "there may be more of it"
+    wire.deliver(SECOND)
+    assert not handed, "not all that came is read"
+    wire.all_is_read()
+    assert handed == [FIRST, SECOND]
+    raws = await pull
+    assert [reply for _, reply, _, _ in raws] == ([] if taken else handed)
+    assert not wire.posted
+
+
+async def test_a_pull_that_is_cancelled_gives_back_nothing_that_somebody_has(wire):
+    pull = await handing_pull(wire, lambda _: bool(pull.cancel()))
+    wire.deliver(FIRST)
+    wire.deliver(SECOND)
+    wire.all_is_read()
+    with pytest.raises(asyncio.CancelledError):
+        await pull
+    assert not wire.posted
+
+
+async def test_what_came_for_a_pull_that_was_cancelled_before_is_given_back(wire):
+    handed = []
+    pull = await handing_pull(wire, handed.append)
+    wire.deliver(FIRST)
+    wire.deliver(SECOND)
+    pull.cancel()
+    wire.all_is_read()
+    with pytest.raises(asyncio.CancelledError):
+        await pull
+    assert not handed
+    assert wire.posted == [given_back(FIRST), given_back(SECOND)]
+
+
+async def test_what_goes_wrong_when_it_is_taken_is_told_to_whoever_waits(wire):
+    def take(_):
+        raise ValueError("no")
+
+    pull = await handing_pull(wire, take)
+    wire.deliver(FIRST)
+    wire.deliver(SECOND)
+    wire.all_is_read()
+    with pytest.raises(ValueError, match="no"):
+        await pull

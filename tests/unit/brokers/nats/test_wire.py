@@ -150,8 +150,8 @@ class Socket:
     def send(self, data):
         self.pieces.append(data)
 
-    def send_now(self):
-        pass
+    def send_now(self, data=b""):
+        self.pieces += [data] if data else []
 
     def write(self, data):
         self.pieces.append(data)

@@ -126,9 +126,9 @@ class SteadyClient(nats.aio.client.Client):
             asyncio.get_running_loop().call_soon(self.send_now)
         self._leaving.append(data)
 
-    def send_now(self) -> None:
-        """Write what waits for the end of this turn."""
-        leaving = b"".join(self._leaving)
+    def send_now(self, data: bytes = b"") -> None:
+        """Write what waits for the end of this turn, and this behind it."""
+        leaving = b"".join((*self._leaving, data))
         self._leaving.clear()
         if leaving and self.is_connected:
             # What is wrong with the connection is told by whoever reads.

@@ -41,6 +41,7 @@ class LeanParser(Parser):
         self.alike: tuple[re.Pattern[bytes], RunSink] | None = None
         self.on_reset: Callable[[], None] = lambda: None
         self._resets = 0
+        self._afterwards: list[Callable[[], None]] = []
         super().__init__(client)
 
     def reset(self) -> None:
@@ -52,9 +53,25 @@ class LeanParser(Parser):
         self._chunks: list[bytes] = []
         self._missing = 0
 
+    def afterwards(self, act: Callable[[], None]) -> None:
+        """For sinks: call `act` in this turn of the event loop, when all that came is read."""
+        self._afterwards.append(act)
+
     def feed(self, data: bytes) -> bytes:
         """Hand over messages of ours until something else comes: returns that and all behind it,
         which is for `parse`."""
+        try:
+            return self._feed(data)
+        finally:
+            if self._afterwards:
+                self._act()
+
+    def _act(self) -> None:
+        # Not one after the other from a list: an act may be the last, if it ends the program.
+        while self._afterwards:
+            self._afterwards.pop(0)()
+
+    def _feed(self, data: bytes) -> bytes:
         data = self._with_rest(data)
         if not data:
             return b""
@@ -66,6 +83,12 @@ class LeanParser(Parser):
         return data[at:] if is_other else b""
 
     async def parse(self, data: bytes = b"") -> None:
+        try:
+            await self._parse(data)
+        finally:
+            self._act()
+
+    async def _parse(self, data: bytes) -> None:
         data = self._with_rest(data)
         at, resets = 0, self._resets
         while data:

@@ -6,12 +6,15 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
+from operator import attrgetter
 from typing import TypeAlias
 
 from penstock.batching import GroupCommit
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.aio.wire import WRITE_CHUNK
+from penstock.brokers.nats.catalogue import Catalogue, Routes
 from penstock.brokers.nats.protocol.errors import denied
 from penstock.brokers.nats.protocol.headers import (
     HEADER_BLOCK,
@@ -51,7 +54,10 @@ Operation: TypeAlias = tuple[int, bytes, bytes]
 _STORED = rb'(\d+)\.(\d+) %b \d+\r\n\{"stream":"[^"]*","seq":(\d+)\}\r\n'
 
 
-_INDEXES = [b"%d" % at for at in range(1000)]
+_subject, _data = attrgetter("subject"), attrgetter("data")
+
+_INDEXED = 1000
+_INDEXES = [b"%d" % at for at in range(_INDEXED)]
 
 
 class _Call:
@@ -126,22 +132,55 @@ class Publishing:
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
         await self._wire.until_connected()
-        answers: list[Receipt | PublishFault | None] = [None] * len(drafts)
-        operations: list[Operation] = []
-        limit = self._wire.max_payload
-        default = topic.encode()
         try:
             routes = await self._catalogue.routes(topic)
         except TopicNotFoundError as error:
             return [PublishFault(error)] * len(drafts)
+        answers: list[Receipt | PublishFault | None] = [None] * len(drafts)
+        operations = self._plain(topic, drafts, routes)
+        if operations is None:
+            operations = await self._one_by_one(topic, drafts, routes, answers)
+        if operations:
+            if self._connection.options.group_commit:
+                committer = self._committers.get(topic)
+                if committer is None:
+                    committer = self._committers[topic] = _Committer(self, topic)
+                await committer.commit(drafts, operations, answers)
+            else:
+                await self.pipeline(topic, drafts, operations, answers)
+        return answers  # type: ignore[return-value]
+
+    def _plain(self, topic: str, drafts: Sequence[Draft], routes: Routes) -> list[Operation] | None:
+        """What to send of drafts that all go to the topic's own subject, with nothing wrong about
+        them, as nearly all do: they are looked at together. None when these are not such."""
+        if routes.subjects or routes.routed or any(map(_subject, drafts)):
+            return None
+        try:
+            headers = [encode_header(draft) for draft in drafts]
+        except InvalidArgumentError:
+            return None
+        largest = max(map(len, headers))
+        whole = largest + max(map(len, map(_data, drafts)))
+        if largest > MAX_HEADERS or whole > self._wire.max_payload:
+            return None
+        subject = topic.encode()
+        return [(at, subject, header) for at, header in enumerate(headers)]
+
+    async def _one_by_one(
+        self,
+        topic: str,
+        drafts: Sequence[Draft],
+        routes: Routes,
+        answers: list[Receipt | PublishFault | None],
+    ) -> list[Operation]:
+        """What to send; drafts that cannot be sent are answered."""
+        operations: list[Operation] = []
+        limit = self._wire.max_payload
         asked_again = False
-        one_subject = not (routes.subjects or routes.routed)
         for at, draft in enumerate(drafts):
             try:
-                subject = default
-                if one_subject and not draft.subject:
-                    pass
-                elif draft.subject or routes.subjects:
+                subject = topic.encode()
+                if draft.subject or routes.subjects:
                     wanted = draft.subject or topic
                     if not asked_again and not stores(topic, wanted, routes.subjects):
                         # Its subjects may have changed since we asked.
@@ -158,15 +197,7 @@ class Publishing:
                 answers[at] = PublishFault(error)
             else:
                 operations.append((at, subject, header))
-        if operations:
-            if self._connection.options.group_commit:
-                committer = self._committers.get(topic)
-                if committer is None:
-                    committer = self._committers[topic] = _Committer(self, topic)
-                await committer.commit(drafts, operations, answers)
-            else:
-                await self.pipeline(topic, drafts, operations, answers)
-        return answers  # type: ignore[return-value]
+        return operations
 
     async def pipeline(
         self,
@@ -178,30 +209,15 @@ class Publishing:
         """Send each by itself, all at once, and wait for all acks."""
         name = b"%d" % next(self._names)
         call = self._calls[name] = _Call(operations, len(operations), len(drafts))
-        reply = b"%b.%b." % (self._prefix.encode(), name)
-        parts = [
-            b"HPUB %b %b%d %d %d\r\n%b%b\r\n"
-            % (
-                subject,
-                reply,
-                at,
-                size := len(header),
-                size + len(data := drafts[at].data),
-                header,
-                data,
-            )
-            if header
-            else publish_operation(subject, b"%b%d" % (reply, at), b"", drafts[at].data)
-            for at, subject, header in operations
-        ]
-        error = await self._send(call, name, parts)
+        reply = b" %b.%b." % (self._prefix.encode(), name)
+        error = await self._send(call, name, _written(reply, drafts, operations))
         got = call.answers
         for at, _, _ in operations:
             answer, draft = got[at], drafts[at]
             answers[at] = (
                 Receipt(draft.message_id or unnamed(topic, answer), answer)
-                if isinstance(answer, int)
-                else self._receipt(topic, draft, answer, error)
+                if type(answer) is int
+                else self._receipt(topic, draft, answer, error)  # type: ignore[arg-type]
             )
 
     async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
@@ -306,6 +322,35 @@ class Publishing:
             Receipt(draft.message_id or unnamed(topic, first + n), first + n)
             for n, (draft, _, _) in enumerate(waiting)
         ]
+
+
+def _written(reply: bytes, drafts: Sequence[Draft], operations: list[Operation]) -> list[bytes]:
+    """The operations as they are sent, together if that is one write. To join what is there takes
+    a third of the time of formatting it."""
+    pieces: list[bytes] = []
+    for at, subject, header in operations:
+        data = drafts[at].data
+        pieces += (
+            b"HPUB " if header else b"PUB ",
+            subject,
+            reply,
+            _INDEXES[at] if at < _INDEXED else b"%d" % at,
+            _sizes(len(header), len(data)),
+            header,
+            data,
+            b"\r\n",
+        )
+    whole = b"".join(pieces)
+    if len(whole) <= WRITE_CHUNK:
+        return [whole]
+    each = len(pieces) // len(operations)
+    return [b"".join(pieces[at : at + each]) for at in range(0, len(pieces), each)]
+
+
+# Few sizes come again and again.
+@lru_cache(maxsize=4096)
+def _sizes(header: int, payload: int) -> bytes:
+    return b" %d %d\r\n" % (header, header + payload) if header else b" %d\r\n" % payload
 
 
 def _give_up(call: _Call, seconds: float) -> None:

@@ -7,6 +7,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.protocol.consumers import Consumer
@@ -28,6 +29,9 @@ from penstock.brokers.nats.protocol.requests import (
 )
 from penstock.clock import NS
 from penstock.errors import PenstockError, SubscriptionNotFoundError, UnavailableError
+
+HandOver: TypeAlias = Callable[[list[Raw]], bool]
+"""Called with what came in the turn of the event loop it came in; whether somebody took it."""
 
 
 class Inbox:
@@ -56,6 +60,10 @@ class Inbox:
         """Seconds without a message after which those that came are enough; None: never."""
         self.is_cut_short = False
         """The server still has the last request."""
+        self.hand_over: HandOver | None = None
+        self.is_taken = False
+        """What came for the last request was handed over."""
+        self.afterwards: Callable[[Callable[[], None]], None] = lambda act: act()
         self.unsubscribe: Callable[[], None] | None = None
         self.on_stray: Callable[[bytes], None] | None = None
 
@@ -65,6 +73,7 @@ class Inbox:
         self.messages = []
         self.wanted = count
         self.status = (0, "")
+        self.is_taken = False
         loop = asyncio.get_running_loop()
         self.lent_since = loop.time()
         self.done = loop.create_future()
@@ -89,7 +98,7 @@ class Inbox:
             return
         self.messages.append((subject, reply, block, payload))
         if len(self.messages) == self.wanted:
-            done.set_result(None)
+            self._complete(done)
         elif self.quiet_after is not None and len(self.messages) == 1:
             self._watch(done, self.quiet_after)
 
@@ -116,9 +125,31 @@ class Inbox:
         self.status = status
         self.wanted -= self.wanted if pending is None else pending
         if len(self.messages) >= self.wanted:
-            done.set_result(None)
+            self._complete(done)
 
-    def fail(self, error: PenstockError) -> None:
+    def _complete(self, done: asyncio.Future[None]) -> None:
+        if self.hand_over is None or not self.messages:
+            done.set_result(None)
+        else:
+            # Whoever waits for `done` is a turn of the loop away.
+            hand_over = self.hand_over
+            self.afterwards(lambda: self._hand_over(hand_over, done))
+
+    def _hand_over(self, hand_over: HandOver, done: asyncio.Future[None]) -> None:
+        if done.done():
+            return  # It was given up meanwhile, and so was what came for it.
+        came, self.messages = self.messages, []
+        try:
+            self.is_taken = hand_over(came)
+            if not self.is_taken:
+                self.messages = came
+        except Exception as error:
+            self.fail(error)
+        finally:
+            if not done.done():
+                done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
         if self.done is not None and not self.done.done():
             self.done.set_exception(error)
 
@@ -139,13 +170,22 @@ class Pulling:
         self._wire.on_loss(self._on_loss)
 
     async def pull(
-        self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
+        self,
+        consumer: Consumer,
+        max_messages: int,
+        max_bytes: int,
+        wait: float,
+        hand_over: HandOver | None = None,
     ) -> list[Raw]:
-        """What is there now; else what comes first within `wait` seconds.
+        """What is there now; else what comes first within `wait` seconds. `hand_over` may take it
+        before; then nothing is returned.
 
         One request for both: the server ends it as soon as it has sent something and has no more.
         """
-        return (await self.pull_dated(consumer, max_messages, max_bytes, wait, heartbeat=0.0))[0]
+        raws, _ = await self.pull_dated(
+            consumer, max_messages, max_bytes, wait, heartbeat=0.0, hand_over=hand_over
+        )
+        return raws
 
     async def pull_dated(
         self,
@@ -155,6 +195,7 @@ class Pulling:
         wait: float,
         *,
         heartbeat: float,
+        hand_over: HandOver | None = None,
     ) -> tuple[list[Raw], float]:
         """The same, and the time of the event loop since when it was lent, at the earliest. While
         nothing comes the server says so every `heartbeat` seconds, so that this is not long before
@@ -173,6 +214,7 @@ class Pulling:
             # and those may be the ones that came for it.
             inbox.quiet_after = _QUIET if limits.unsettled else None
             inbox.heartbeat = heartbeat
+            inbox.hand_over = None if limits.unsettled else hand_over
             raws = await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
             return raws, inbox.lent_since
 
@@ -231,7 +273,7 @@ class Pulling:
         body = encode_request(request)
         await self._request(inbox, [(subject, body)], expected=batch, wait=wait)
         code, text = inbox.status
-        if inbox.messages:
+        if inbox.messages or inbox.is_taken:
             return inbox.messages
         if code == CONFLICT and "Exceeds MaxBytes" in text:
             # A message larger than the room asked for: it must get through some time.
@@ -279,7 +321,7 @@ class Pulling:
             self._abandon(inbox)
             raise
         self._busy.discard(inbox)
-        inbox.quiet_after = None
+        inbox.quiet_after = inbox.hand_over = None
         if inbox.is_cut_short and inbox.unsubscribe is not None:
             inbox.unsubscribe()  # As when it is abandoned, but that what came is taken.
         else:
@@ -291,6 +333,7 @@ class Pulling:
         if inbox is None:
             name = f"{self._prefix}.{next(self._names)}"
             inbox = Inbox(name)
+            inbox.afterwards = self._wire.afterwards
             inbox.on_stray = lambda reply: self.give_back([reply] if inbox.lent else [])
             inbox.unsubscribe = self._wire.subscribe(f"{name}.*", inbox.receive)
         self._busy.add(inbox)

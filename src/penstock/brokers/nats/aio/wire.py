@@ -113,6 +113,10 @@ class Wire:
 
         return unsubscribe
 
+    def afterwards(self, act: Callable[[], None]) -> None:
+        """For sinks: call `act` in this turn of the event loop, when all that came is read."""
+        self._parser.afterwards(act)
+
     # Out.
 
     def post(self, parts: list[bytes]) -> None:
@@ -127,9 +131,10 @@ class Wire:
         if not (self._slow_writers or self._client.behind):
             data = b"".join(parts)
             if len(data) <= WRITE_CHUNK:
-                self._client.send(data)
                 if at_once or len(parts) > _FEW:
-                    self._client.send_now()
+                    self._client.send_now(data)
+                else:
+                    self._client.send(data)
                 return
         self._slow_writers += 1
         try:

@@ -110,7 +110,7 @@ def encode_header(draft: Draft) -> bytes:
         and draft.expect is None
         and draft.ttl is None
     ):
-        return b"%b%b\r\n\r\n" % (ONLY_ID, draft.message_id.encode())
+        return ONLY_ID + draft.message_id.encode() + b"\r\n\r\n"
     lines = [b"%b: %b\r\n" % (_header_name(k), v.encode()) for k, v in draft.attributes.items()]
     if draft.message_id is not None:
         lines.append(b"Nats-Msg-Id: %b\r\n" % draft.message_id.encode())
