@@ -1,6 +1,7 @@
 """What `make` runs first says what is wrong in words, and little else."""
 
 import errno
+import importlib.util
 import os
 import runpy
 import signal
@@ -86,3 +87,8 @@ def test_interrupting_it_is_quiet():
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=120)[0] == "\nsetup stopped; make takes it up again.\n"
     assert process.returncode == 130
+
+
+def test_what_is_compiled_ahead_is_there_to_be_imported(script):
+    assert script["COMPILED"]
+    assert [name for name in script["COMPILED"] if importlib.util.find_spec(name) is None] == []

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.spark.session.class_file import class_options
 from penstock.spark.session.java import java_home, scratch
 from penstock.spark.session.python import interpreter
 from penstock.spark.session.quiet import STACK, say_once
@@ -132,7 +133,7 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
         # one that is lost; the usual 15 s make it so.
         "spark.python.authenticate.socketTimeout": "120s",
         # Spark puts these before the extra ones, so whoever gives some has both.
-        "spark.driver.defaultJavaOptions": STACK,
+        "spark.driver.defaultJavaOptions": f"{STACK} {class_options()}".strip(),
     }
     if _is_one_machine(master):
         settings |= {

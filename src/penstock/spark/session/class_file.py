@@ -1,0 +1,57 @@
+"""Spark's classes as a JVM has them once they are loaded, kept in a file. A driver that maps it
+into its memory need not find, check and link thousands of them before its first batch, which is
+half of the processor's time that its JVM takes until then."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import tempfile
+from pathlib import Path
+
+from penstock.errors import FailedPreconditionError
+from penstock.spark.session.java import scratch
+
+# A JVM that the file does not fit, because another Java wrote it, starts as if it was not there.
+_SILENCE = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+
+
+def class_file() -> Path:
+    """Where the classes of the Spark that is installed here are kept, if they are."""
+    import pyspark
+
+    jars = Path(pyspark.__file__).parent / "jars"
+    which = f"{jars} {jars.stat().st_mtime_ns}"
+    return scratch() / f"classes-{hashlib.sha256(which.encode()).hexdigest()[:12]}.jsa"
+
+
+def class_options() -> str:
+    """For a JVM that is to use the file; none when it is not there."""
+    file = class_file()
+    return f'"-XX:SharedArchiveFile={file}" {_SILENCE}' if file.is_file() else ""
+
+
+def listing_option(listed: Path) -> str:
+    """For a JVM that is to say, until it ends, which classes it loads."""
+    return f'"-XX:DumpLoadedClassList={listed}"'
+
+
+def write_classes(java: Path, path: str, listed: Path, file: Path) -> None:
+    """Write the file: the classes that were `listed` by a JVM whose class path was `path`."""
+    with tempfile.TemporaryDirectory(prefix="classes-", dir=file.parent) as folder:
+        fresh = Path(folder, file.name)
+        ran = subprocess.run(  # noqa: S603
+            [
+                *(str(java / "bin" / "java"), "-Xshare:dump", "-Xlog:disable"),
+                *(f"-XX:SharedClassListFile={listed}", f"-XX:SharedArchiveFile={fresh}"),
+                *("-cp", path),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not fresh.is_file():
+            said = (ran.stderr + ran.stdout).strip().splitlines() or [f"it ended {ran.returncode}"]
+            raise FailedPreconditionError(f"This Java keeps no classes in a file: {said[-1]}")
+        # In one step: others may be starting theirs.
+        fresh.replace(file)
