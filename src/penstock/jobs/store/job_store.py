@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
-from itertools import islice
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -185,15 +184,11 @@ class ProcessingJobStore:
         self, new: Sequence[NewJob]
     ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
         """`add` for several, in one transaction; errors are answers."""
-        answers: Sequence[tuple[JobRecord, bool] | AlreadyExistsError]
-        answers = await self._changes.do((self._create_each, new))
+        # Not with what others want: that is enough for one transaction.
+        async with self.database.transaction() as connection:
+            answers = await self.create(connection, new)
+        self._on_commit()
         return answers
-
-    async def _create_each(
-        self, connection: AsyncConnection, wanted: Sequence[Sequence[NewJob]]
-    ) -> Sequence[Sequence[Any]]:
-        answers = iter(await self.create(connection, [one for some in wanted for one in some]))
-        return [list(islice(answers, len(some))) for some in wanted]
 
     async def create(
         self, connection: AsyncConnection, new: Sequence[NewJob]

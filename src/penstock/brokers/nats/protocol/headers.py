@@ -15,8 +15,9 @@ from penstock.message import Draft
 from penstock.rules.wildcards import matches
 
 # Some clients write it in small letters, which the server does not deduplicate by.
-_MESSAGE_IDS = (b"Nats-Msg-Id", b"nats-msg-id")
+_MESSAGE_IDS = ("Nats-Msg-Id", "nats-msg-id")
 _MESSAGE_ID, _ORDERING_KEY = b"Nats-Msg-Id", b"Penstock-Ordering-Key"
+_KEY_NAME = _ORDERING_KEY.decode()
 _RESERVED = ("nats-", "penstock-")
 HEADER_BLOCK = b"NATS/1.0\r\n"
 ONLY_ID = b"NATS/1.0\r\nNats-Msg-Id: "
@@ -184,9 +185,10 @@ def describe(block: bytes) -> Described:
     """The reserved headers that we know, and what the publisher set: all that are not reserved."""
     message_id, ordering_key = "", None
     attributes: dict[str, str] = {}
-    for line in block[len(HEADER_BLOCK) : -4].split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        text = (value[1:] if value[:1] == b" " else value).decode(errors="replace")
+    for line in block[len(HEADER_BLOCK) : -4].decode(errors="replace").split("\r\n"):
+        name, _, text = line.partition(":")
+        if text[:1] == " ":
+            text = text[1:]
         attribute = _attribute(name)
         if attribute:
             if attribute in attributes:
@@ -195,16 +197,15 @@ def describe(block: bytes) -> Described:
             attributes[attribute] = text
         elif name in _MESSAGE_IDS:
             message_id = text
-        elif name == _ORDERING_KEY:
+        elif name == _KEY_NAME:
             ordering_key = text
     return Described(message_id, ordering_key, attributes)
 
 
 # Few names come again and again.
 @lru_cache(maxsize=4096)
-def _attribute(name: bytes) -> str:
+def _attribute(name: str) -> str:
     """The attribute that is stored in a header; empty when the header is reserved."""
-    text = name.decode(errors="replace")
-    if text.lower().startswith(_RESERVED):
+    if name.lower().startswith(_RESERVED):
         return ""
-    return unquote(text) if "%" in text else text
+    return unquote(name) if "%" in name else name
