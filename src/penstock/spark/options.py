@@ -14,7 +14,7 @@ from penstock.connect import broker_kind, check_shared, scheme_of
 from penstock.errors import InvalidArgumentError
 from penstock.rules.filters import parse_filter
 from penstock.spark.source import choice
-from penstock.spark.source.offsets import EARLIEST, LATEST, Position
+from penstock.spark.source.offsets import EARLIEST, IDENTITY, LATEST, Position
 
 T = TypeVar("T")
 
@@ -285,14 +285,14 @@ def _offsets(text: str) -> Position:
     if text.lower() == "latest":
         return LATEST
     found = _by_topic(text)
-    if not found or not all(
-        type(at) is int and (at >= 1 or at in (-1, -2)) for at in found.values()
-    ):
+    identities = found.pop(IDENTITY, {})
+    is_told = isinstance(identities, dict) and all(type(at) is int for at in found.values())
+    if not found or not is_told or any(at < 1 and at not in (-1, -2) for at in found.values()):
         raise InvalidArgumentError(
             "must be earliest, latest or sequences by topic, as in "
             f'{{"orders": 17}} (-2: earliest, -1: latest), not {text!r}'
         )
-    return Position(sequences=found)
+    return Position(sequences=found, identities=identities)
 
 
 def _by_topic(text: str) -> dict[str, Any]:

@@ -46,6 +46,10 @@ def test_a_topic_that_was_never_read_waits_as_a_whole_and_what_is_gone_does_not(
     assert lag_of(log, ("orders",), {}, now=20.0) == Lag(8, 17.0)
 
 
+def test_a_topic_that_was_made_again_waits_as_a_whole(log):
+    assert lag_of(log, ("orders",), {"orders": 400}, now=20.0) == Lag(10, 19.0)
+
+
 def test_the_next_message_need_not_be_the_next_in_number(log):
     for sequence in (5, 6):
         del log.topics["orders"].messages[sequence]

@@ -115,6 +115,8 @@ def test_what_is_written_otherwise_elsewhere_is_named(options, says):
         ("startingTimestamp", "1767225600000000", "milliseconds"),
         ("endingOffsetsByTimestamp", '{"orders": 1767225600000000000}', "milliseconds"),
         ("startingOffsets", '{"orders": true}', "sequences by topic"),
+        ("startingOffsets", '{"orders": 0}', "sequences by topic"),
+        ("startingOffsets", '{"@identity": 5, "orders": 1}', "sequences by topic"),
         ("endingOffsets", "{}", "sequences by topic"),
         ("endingOffsetsByTimestamp", "{}", "milliseconds by topic"),
     ],

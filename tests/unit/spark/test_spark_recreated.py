@@ -150,6 +150,16 @@ def test_a_queue_that_was_made_again_keeps_what_nobody_has_read(log):
     assert len(log.topics["orders"].messages) == 1
 
 
+def test_what_a_query_said_of_its_progress_is_where_another_may_begin(log):
+    at = read_all(log, maxOffsetsPerTrigger="4")
+    begin = {"startingOffsets": json.dumps(at)}
+    assert started(log, **begin).initialOffset() == at
+    remade(log, 500)
+    with pytest.raises(FailedPreconditionError, match="deleted and created again"):
+        started(log, **begin).initialOffset()
+    assert offsets_of(started(log, **begin, **BEGIN).initialOffset()) == {"orders": 1}
+
+
 def test_a_place_is_the_same_when_it_is_read_again():
     place = Place({"bills": 2, "orders": 3}, {"orders": "x"})
     assert place_of(json.loads(json.dumps(place.to_json()))) == place

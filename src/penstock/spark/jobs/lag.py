@@ -42,6 +42,8 @@ def lag_of(log: RangeLog, topics: Sequence[str], read: Mapping[str, int], now: f
     for topic in topics:
         extent = log.extent(topic)
         first = max(read.get(topic, 1), extent.first)
+        if first > extent.end:
+            first = extent.first  # It was made again, and nothing of it was read.
         if first < extent.end:
             messages += extent.end - first
             for columns in log.read(topic, first, min(extent.last, first + _LOOKED_AT - 1)):

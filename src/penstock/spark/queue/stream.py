@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from penstock.connect import connect, hold_server
 from penstock.errors import DataLossError, FailedPreconditionError
 from penstock.own_server import Hold
+from penstock.spark.hung_up import end_if_spark_hung_up
 from penstock.spark.loss import report_loss
 from penstock.spark.options import SourceOptions
 from penstock.spark.queue.spool import Spool, segment_path
@@ -141,6 +142,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if part is not None:
                 part.close()
         self._spooler = self._spool = self._hold = None
+        end_if_spark_hung_up()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_spool": None, "_spooler": None, "_hold": None}

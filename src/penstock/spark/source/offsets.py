@@ -21,7 +21,7 @@ Offsets: TypeAlias = dict[str, int]
 
 _LATEST, _EARLIEST = -1, -2
 # No topic is called that.
-_IDENTITY = "@identity"
+IDENTITY = "@identity"
 
 
 class Place(NamedTuple):
@@ -35,7 +35,7 @@ class Place(NamedTuple):
         """What Spark keeps: the same text for the same place."""
         known = {topic: self.identities.get(topic, "") for topic in sorted(self.at)}
         said = {topic: identity for topic, identity in known.items() if identity}
-        return {_IDENTITY: said, **self.at} if said else dict(self.at)
+        return {IDENTITY: said, **self.at} if said else dict(self.at)
 
     def is_of(self, topic: str, extent: Extent) -> bool:
         """It counts in this very topic, for all that anybody says."""
@@ -45,8 +45,8 @@ class Place(NamedTuple):
 
 def place_of(offset: Mapping[str, Any]) -> Place:
     """What Spark kept."""
-    at = {topic: int(offset[topic]) for topic in sorted(offset) if topic != _IDENTITY}
-    return Place(at, offset.get(_IDENTITY) or {})
+    at = {topic: int(offset[topic]) for topic in sorted(offset) if topic != IDENTITY}
+    return Place(at, offset.get(IDENTITY) or {})
 
 
 def identities_of(extents: Mapping[str, Extent]) -> dict[str, str]:
@@ -63,6 +63,8 @@ class Position:
     moment_us: int | None = None
     moments_us: Mapping[str, int] = field(default_factory=dict)
     strict: bool = False
+    identities: Mapping[str, str] = field(default_factory=dict)
+    """Of the topics that its sequences count in, where it is what a query said of its progress."""
 
     @property
     def topics(self) -> set[str]:

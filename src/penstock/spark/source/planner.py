@@ -91,7 +91,8 @@ class Planner:
     def resolve(self, position: Position) -> Offsets:
         """Where a position is in each topic."""
         extents = self.extents()
-        return {topic: self._place(position, topic, extents[topic]) for topic in sorted(extents)}
+        at = {topic: self._place(position, topic, extents[topic]) for topic in sorted(extents)}
+        return self.begin(Place(at, position.identities), extents)
 
     def _place(self, position: Position, topic: str, extent: Extent) -> int:
         moment = position.moment_of(topic)

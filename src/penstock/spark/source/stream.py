@@ -21,6 +21,7 @@ from penstock.broker import Extent
 from penstock.connect import hold_server
 from penstock.errors import InvalidArgumentError
 from penstock.own_server import Hold
+from penstock.spark.hung_up import end_if_spark_hung_up
 from penstock.spark.options import SourceOptions
 from penstock.spark.ranges import open_patiently
 from penstock.spark.source.offsets import (
@@ -209,6 +210,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if part is not None:
                 part.close()
         self._open = self._hold = None
+        end_if_spark_hung_up()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None, "_hold": None}
