@@ -384,10 +384,11 @@ class ManagedPublisher:
             # An answer to an earlier attempt may have ended a flight that waited here.
             batch = [f for f in self._outgoing if f.state is _IN_FLIGHT]
             self._outgoing = []
-            now = self._clock.monotonic()
-            for flight in batch:
-                if flight.attempts == 1:
-                    flight._began = now
+            if self.retry is not None:
+                now = self._clock.monotonic()
+                for flight in batch:
+                    if flight.attempts == 1:
+                        flight._began = now
             self._calls.begin(batch)
 
     async def _end_flights(self) -> None:

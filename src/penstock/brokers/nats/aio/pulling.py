@@ -7,6 +7,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TypeAlias
 
 from penstock.brokers.nats.aio.connection import Connection
@@ -227,7 +228,7 @@ class Pulling:
 
     async def write_acks(self, acks: list[tuple[bytes, bytes]]) -> None:
         """Answer deliveries by their ack subjects, without waiting for the server."""
-        await self._wire.write([publish_operation(to, b"", b"", verb) for to, verb in acks])
+        await self._wire.write([b"PUB " + to + _sized(verb) for to, verb in acks])
 
     async def write_acks_and_wait(self, acks: list[tuple[bytes, bytes]]) -> None:
         """The same, until the server has confirmed all of them."""
@@ -373,6 +374,12 @@ _SIDE_BY_SIDE = 5
 _QUIET = 0.05
 # The request has ended and nothing else: whoever asks again is answered by the next leader.
 _PASSING = ("Batch Completed", "Leadership Change", "Server Shutdown")
+
+
+# Few answers are given again and again.
+@lru_cache(maxsize=1024)
+def _sized(payload: bytes) -> bytes:
+    return b" %d\r\n%b\r\n" % (len(payload), payload)
 
 
 def _give_up(inbox: Inbox, seconds: float) -> None:
