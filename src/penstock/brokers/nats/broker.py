@@ -56,6 +56,8 @@ from penstock.rules.repeats import repeats
 # While a request for what is delivered exactly once waits at the server, that says so this often:
 # what comes twice as long after the last word was under way.
 _SIGNS_PER_DEADLINE = 8
+# Each comes a moment later than it is due, and the moments add up: after so many we ask anew.
+_SIGNS_PER_REQUEST = 16
 # With less left of its time than that, it is better left to whoever gets it next.
 _NEARLY = 0.9
 
@@ -248,6 +250,7 @@ class NatsBroker:
         left of its time, counted from there, if any is."""
         deadline = consumer.config.ack_deadline
         heartbeat = deadline / _SIGNS_PER_DEADLINE
+        wait = min(wait, _SIGNS_PER_REQUEST * heartbeat)
         raws, since = await self._pulling.pull_dated(
             consumer, max_messages, max_bytes, wait, heartbeat=heartbeat
         )

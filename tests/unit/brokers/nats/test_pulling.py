@@ -1,12 +1,15 @@
 """Pulls that end half-way: nothing that the server lent is forgotten."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from penstock.brokers.nats.aio.pulling import Pulling
+from penstock.brokers.nats.broker import NatsBroker
 from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.clock import NS
 from penstock.config import SubscriptionConfig
 from penstock.errors import DeadlineExceededError, UnavailableError
 from penstock.testing import settled
@@ -180,6 +183,52 @@ async def test_what_was_long_under_way_is_not_taken_for_new(wire):
     wire.end(NOTHING_YET)
     wire.deliver(FIRST)
     assert (await pull)[1] == began + 2
+
+
+class LateWire(Wire):
+    """To a server whose signs come a hundredth of a second late, and that lends a message after
+    a while."""
+
+    def __init__(self, *, lends_after):
+        super().__init__()
+        self._lends_at = asyncio.get_running_loop().time() + lends_after
+        self.lent = 0
+
+    def check_open(self):
+        pass
+
+    async def write(self, parts):
+        await super().write(parts)
+        request = json.loads(parts[0].split(b"\r\n")[1])
+        self._answer(self.reply_to, request["expires"] / NS, request["idle_heartbeat"] / NS + 0.01)
+
+    def _answer(self, to, wait, sign):
+        loop = asyncio.get_running_loop()
+        end = min(self._lends_at, loop.time() + wait)
+        moments = [loop.time() + sign * n for n in range(1, int((end - loop.time()) / sign) + 1)]
+        for moment in moments:
+            loop.call_at(moment, self.sinks[-1], to, b"", NOTHING_YET, b"")
+        if end < self._lends_at:
+            ends = b"NATS/1.0 408 Request Timeout\r\n\r\n"
+            loop.call_at(end, self.sinks[-1], to, b"", ends, b"")
+        else:
+            self.lent += 1
+            loop.call_at(end, self.deliver, FIRST)
+
+
+async def test_signs_that_come_late_take_nothing_from_the_time_of_what_follows_them():
+    config = SubscriptionConfig(
+        name="billing", topic="orders", enable_exactly_once_delivery=True, ack_deadline=1
+    )
+    consumer = Consumer("orders", "billing", config)
+    wire = LateWire(lends_after=29.95)
+    broker = NatsBroker.__new__(NatsBroker)
+    broker._connection, broker._pulling = SimpleNamespace(wire=wire), pulling(wire)
+    found = []
+    while not found:
+        found = await broker._take(consumer, 1, 1000, 30, None)
+    assert [delivery.ack_deadline for delivery in found] == [1]
+    assert wire.lent == 1, "what came first was handed over"
 
 
 @pytest.mark.parametrize(("wait", "heartbeat"), [(3, 2), (30, 0)])
