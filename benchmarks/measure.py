@@ -72,4 +72,4 @@ def table(title: str, rows: list[Row]) -> None:
     print(f"\n{title}\n")
     for row in rows:
         mark = {True: "ok", False: "NO", None: ""}[row.kept]
-        print(f"  {row.what:<46}{row.value:>22}  {row.spread:<16}{row.promise:<16}{mark}")
+        print(f"  {row.what:<46}{row.value:>22}  {row.spread:<15} {row.promise:<16}{mark}")
