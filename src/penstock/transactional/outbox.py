@@ -12,7 +12,20 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, and_, case, delete, func, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    literal,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.config import check_duration, check_name, check_whole
@@ -156,7 +169,11 @@ class Outbox:
             .where(is_pending, table.c.topic == topic, table.c.message_id == message_id)
             .values(next_attempt_at=0.0)
         )
-        return (await connection.execute(change)).rowcount > 0
+        if (await connection.execute(change)).rowcount > 0:
+            return True
+        # What somebody has in hand goes at once.
+        bundled = exists().where(bundles.c.topic == topic, _has(connection, message_id))
+        return bool(await connection.scalar(select(bundled)))
 
     async def pending(self) -> int:
         """Rows not yet published."""
@@ -322,6 +339,14 @@ def _statements(
 
 def _common(topic: str, after: float, holder: Holder) -> dict[str, Any]:
     return {"of_topic": topic, "after": after, **holder._asdict()}
+
+
+def _has(connection: AsyncConnection, message_id: str) -> ColumnElement[bool]:
+    """Whether it is in a bundle, by its id as it is written there, with its length before it."""
+    written = literal(msgspec.msgpack.encode(message_id), LargeBinary())
+    if connection.dialect.name == "sqlite":
+        return func.instr(bundles.c.messages, written) > 0
+    return func.position(written.op("IN")(bundles.c.messages)) > 0
 
 
 def _revival(topic: str, draft: Draft, after: float) -> Any:

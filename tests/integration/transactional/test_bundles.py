@@ -268,6 +268,18 @@ async def test_what_becomes_rows_while_somebody_counts_is_counted(url):
         assert await scene.outbox.pending() == (await scene.outbox.status()).pending == 3
 
 
+async def test_what_is_in_hand_need_not_be_hastened(url):
+    async with outbox_on(url) as scene:
+        outbox = scene.relay().held_outbox()
+        await add(scene, outbox, *drafts(11, start=1))
+        async with scene.database.transaction() as connection:
+            assert await outbox.hasten(connection, "orders", "m-10")
+            assert await outbox.hasten(connection, "orders", "m-1")
+            assert not await outbox.hasten(connection, "orders", "m-")
+            assert not await outbox.hasten(connection, "orders", "m-12")
+            assert not await outbox.hasten(connection, "others", "m-1")
+
+
 class Forgetful(MemoryBroker):
     """Answers all but the last."""
 
