@@ -7,7 +7,7 @@ publishes them afterwards.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -83,8 +83,16 @@ class JobService:
         if not wishes:
             return []
         with span("submit jobs", None, {"penstock.jobs": len(wishes)}) as traceparent:
-            new = [self._new_job(user_id, wish, traceparent) for wish in wishes]
-            return await self.store.add_many(new)
+            return await self.store.add_many(list(self._new_jobs(user_id, wishes, traceparent)))
+
+    def _new_jobs(
+        self, user_id: str, wishes: Sequence[JobWish], traceparent: str | None
+    ) -> Iterator[NewJob]:
+        for number, wish in enumerate(wishes, 1):
+            try:
+                yield self._new_job(user_id, wish, traceparent)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"Job {number} of {len(wishes)}: {error}") from error
 
     def _new_job(self, user_id: str, wish: JobWish, traceparent: str | None) -> NewJob:
         _check_key(wish.client_key)

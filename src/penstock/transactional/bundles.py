@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.message import Draft
 from penstock.transactional.database import database_time
-from penstock.transactional.outbox import Holder, add_rows, portions
+from penstock.transactional.outbox import Holder, add_committed, portions
 from penstock.transactional.table import bundles
 
 c = bundles.c
@@ -78,16 +78,17 @@ async def end_bundles(
     ended = set((await connection.scalars(gone.returning(c.name))).all())
     for bundle, left in sent:
         if left and bundle.name in ended:
-            await add_rows(connection, bundle.topic, left)
+            await add_committed(connection, bundle.topic, left)
     return sum(len(bundle.drafts) for bundle, _ in sent if bundle.name in ended)
 
 
 async def unfold_ended(connection: AsyncConnection, topics: Collection[str] | None) -> None:
     """What nobody has in hand any more becomes rows of the outbox; of all topics unless given."""
-    ended = select(c.name, c.topic, c.messages).where(has_ended(topics)).limit(_AT_A_TIME)
-    found = (await connection.execute(ended.with_for_update(skip_locked=True))).all()
+    ended = select(c.name, c.topic, c.messages).where(has_ended(topics))
+    ended = ended.order_by(c.created_at).limit(_AT_A_TIME).with_for_update(skip_locked=True)
+    found = (await connection.execute(ended)).all()
     for _, topic, messages in found:
-        await add_rows(connection, topic, list(_drafts(messages)))
+        await add_committed(connection, topic, list(_drafts(messages)))
     if found:
         await connection.execute(delete(bundles).where(c.name.in_([row.name for row in found])))
 

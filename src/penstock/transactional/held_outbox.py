@@ -46,8 +46,7 @@ class HeldOutbox(Outbox):
         after: float = 0.0,
         revive: bool = False,
     ) -> tuple[str, ...]:
-        is_plain = all(draft.message_id and not draft.ordering_key for draft in drafts)
-        if after or revive or not is_plain or self._leaves_alone(topic):
+        if after or revive or not _are_plain(drafts) or self._leaves_alone(topic):
             return await super().add(connection, topic, drafts, after=after, revive=revive)
         began = asyncio.get_running_loop().time()
         ids = await add_rows(connection, topic, drafts, holder=self._holder)
@@ -58,7 +57,7 @@ class HeldOutbox(Outbox):
     async def add_new(
         self, connection: AsyncConnection, topic: str, drafts: Sequence[Draft]
     ) -> None:
-        if self._leaves_alone(topic):
+        if not _are_plain(drafts) or self._leaves_alone(topic):
             await super().add_new(connection, topic, drafts)
             return
         began = asyncio.get_running_loop().time()
@@ -81,7 +80,8 @@ class HeldOutbox(Outbox):
                 began = min(began, added[0])
                 rows.append(Claimed(row, topic, 0, added[1]))
         bundles: list[Bundle] = []
-        for name in names & self._bundles.keys():
+        # In the order in which they were added.
+        for name in [name for name in self._bundles if name in names]:
             at, bundle = self._bundles.pop(name)
             began = min(began, at)
             bundles.append(bundle)
@@ -90,3 +90,7 @@ class HeldOutbox(Outbox):
         self._bundles = {name: one for name, one in self._bundles.items() if one[0] > oldest}
         is_some = rows or bundles
         return (Claim(self._holder.of_claim, False, rows, bundles), began) if is_some else None
+
+
+def _are_plain(drafts: Sequence[Draft]) -> bool:
+    return all(draft.message_id and not draft.ordering_key for draft in drafts)

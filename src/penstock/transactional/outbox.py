@@ -6,13 +6,26 @@ A row is `pending` until a relay has published it, or `dead` when it never can b
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, and_, case, delete, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    literal,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.config import check_duration, check_name, check_whole
@@ -156,15 +169,19 @@ class Outbox:
             .where(is_pending, table.c.topic == topic, table.c.message_id == message_id)
             .values(next_attempt_at=0.0)
         )
-        return (await connection.execute(change)).rowcount > 0
+        if (await connection.execute(change)).rowcount > 0:
+            return True
+        # What somebody has in hand goes at once.
+        bundled = exists().where(bundles.c.topic == topic, _has(connection, message_id))
+        return bool(await connection.scalar(select(bundled)))
 
     async def pending(self) -> int:
         """Rows not yet published."""
+        rows = select(func.count()).select_from(table).where(is_pending).scalar_subquery()
+        bundled = select(func.coalesce(func.sum(bundles.c.count), 0)).scalar_subquery()
+        # In one statement: meanwhile what is in a bundle may become rows, and be in neither.
         async with self._database.transaction(reading=True) as connection:
-            count = select(func.count()).select_from(table).where(is_pending)
-            rows = (await connection.execute(count)).scalar_one()
-            bundled = await connection.scalar(select(func.sum(bundles.c.count)))
-        return int(rows) + int(bundled or 0)
+            return int((await connection.execute(select(rows + bundled))).scalar_one())
 
     async def status(self, topic: str | None = None) -> OutboxStatus:
         """Of all rows, or those of one topic."""
@@ -187,10 +204,12 @@ class Outbox:
             func.count().filter(c.lease_until > now),
         ).where(is_pending, *among)
         dead = select(func.count()).select_from(table).where(in_state(DEAD), *among)
+        # One statement, as in `pending`.
+        both = select(pending.subquery().join(in_bundles.subquery(), true()))
         async with self._database.transaction(reading=True) as connection:
-            count, age, waiting, claimed = (await connection.execute(pending)).one()
+            found = (await connection.execute(both)).one()
             died = (await connection.execute(dead)).scalar_one()
-            more, age_of_more, held = (await connection.execute(in_bundles)).one()
+        count, age, waiting, claimed, more, age_of_more, held = found
         return OutboxStatus(
             pending=count + int(more),
             oldest_age=max(0.0, age, age_of_more),
@@ -279,12 +298,24 @@ async def add_rows(
     """`Outbox.add`, for a relay that may have them from the beginning."""
     dialect = connection.dialect.name
     ids, statements = _statements(dialect, topic, drafts, after, revive, holder)
+    await _execute(connection, statements)
+    return ids
+
+
+async def add_committed(connection: AsyncConnection, topic: str, drafts: Sequence[Draft]) -> None:
+    """Rows for messages with ids that were committed in another form. They are not checked: there
+    is nobody left to be told, and whatever is wrong with one, a broker refuses that one alone."""
+    common = _common(topic, 0.0, _NOBODY)
+    dialect = connection.dialect.name
+    await _execute(connection, (_statement(dialect, common, some) for some in portions(drafts)))
+
+
+async def _execute(connection: AsyncConnection, statements: Iterable[tuple[Any, Any]]) -> None:
     for statement, values in statements:
         if isinstance(statement, ManyRows):
             await statement.execute(connection, values)
         else:
             await connection.execute(statement, values)
-    return ids
 
 
 def _statements(
@@ -300,10 +331,22 @@ def _statements(
     check_duration("after", after, 0, LONGEST_DELAY)
     checked = [_checked(draft) for draft in drafts]
     ids = tuple(str(draft.message_id) for draft in checked)
-    common = {"of_topic": topic, "after": after, **holder._asdict()}
+    common = _common(topic, after, holder)
     revivals = [(_revival(topic, draft, after), None) for draft in checked] if revive else []
     additions = (_statement(dialect, common, portion) for portion in portions(checked))
     return ids, chain(revivals, additions)
+
+
+def _common(topic: str, after: float, holder: Holder) -> dict[str, Any]:
+    return {"of_topic": topic, "after": after, **holder._asdict()}
+
+
+def _has(connection: AsyncConnection, message_id: str) -> ColumnElement[bool]:
+    """Whether it is in a bundle, by its id as it is written there, with its length before it."""
+    written = literal(msgspec.msgpack.encode(message_id), LargeBinary())
+    if connection.dialect.name == "sqlite":
+        return func.instr(bundles.c.messages, written) > 0
+    return func.position(written.op("IN")(bundles.c.messages)) > 0
 
 
 def _revival(topic: str, draft: Draft, after: float) -> Any:

@@ -51,6 +51,9 @@ _REASON_LENGTH = 500
 # Seconds between looks at what is in hand: where much is committed, what comes meanwhile goes
 # together. A round costs a sync of the broker and one of the database.
 _APART = 0.02
+# Seconds after which there is a look at what others left, or what waited for its time, before what
+# is in hand: where much is committed, there is always something in hand.
+_TURN_OF_OTHERS = 0.5
 # For what is given back at the end, and for a driver to end that was cancelled.
 _GRACE = 10.0
 
@@ -134,7 +137,8 @@ class Relay(AsyncClosing):
         self._keyed_first, self._was_keyed = False, True
         self._statistics = RelayStatistics()
         self._own: HeldOutbox | None = None
-        self._looked = 0.0
+        self._looked = self._others_at = 0.0
+        self._was_own = False
         self._told: list[Callable[[], None]] = []
         self._pauses: dict[str, _Pause] = {}
         self._outage = Outage(_log, f"Relay {self.name} cannot send what waits in the outbox")
@@ -243,10 +247,20 @@ class Relay(AsyncClosing):
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._looked + _APART - loop.time())
         self._looked = loop.time()
-        found = await self._in_hand()
-        if found is None and (await self._claims.look(self._paused())).rows:
-            found = await self._claim_now()
-        return found
+        own, others = self._in_hand, self._of_others
+        is_their_turn = self._was_own and self._looked >= self._others_at
+        for way in (others, own) if is_their_turn else (own, others):
+            if (found := await way()) is not None:
+                self._was_own = way == own
+                return found
+        return None
+
+    async def _of_others(self) -> _Held | None:
+        """What nobody has in hand."""
+        if (await self._claims.look(self._paused())).rows:
+            return await self._claim_now()
+        self._others_at = self._looked + _TURN_OF_OTHERS
+        return None
 
     async def _in_hand(self) -> _Held | None:
         """What was added for this relay, and is committed."""
@@ -437,7 +451,13 @@ class Relay(AsyncClosing):
         error: PenstockError
         try:
             async with asyncio.timeout(self._timeout):
-                return await publish(await self._pubsub.broker(), topic, drafts)
+                answers = await publish(await self._pubsub.broker(), topic, drafts)
+            if len(answers) == len(drafts):
+                return answers
+            # Whose they are nobody can say.
+            error = InternalError(
+                f"Topic {topic!r}: {len(answers)} answers came for {len(drafts)} messages"
+            )
         except TimeoutError:
             error = DeadlineExceededError(
                 f"Topic {topic!r} did not answer within {self._timeout:g} s"

@@ -194,7 +194,8 @@ class ProcessingJobStore:
         self, connection: AsyncConnection, new: Sequence[NewJob]
     ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
         """`add` for several, in the transaction of `connection`; errors are answers."""
-        rows = [new_row(one) for one in new]
+        # In one order everywhere: else two who ask for the same jobs wait for each other.
+        rows = [new_row(one) for one in sorted(new, key=lambda one: one.job.job_id)]
         made = await CREATE[connection.dialect.name].execute(connection, rows)
         answers: Sequence[tuple[JobRecord, bool] | AlreadyExistsError]
         if made == len(new):
