@@ -1,5 +1,6 @@
 """What the parsers make of bytes, however they are cut, and of nonsense."""
 
+import asyncio
 import re
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from penstock.brokers.nats.aio.parser import LeanParser
 from penstock.brokers.nats.protocol.frames import MAX_LINE, MAX_MESSAGE
 from penstock.brokers.nats.protocol.parsing import DeliveredFrom, DeliveredParser, DirectParser
 from penstock.errors import UnavailableError
-from penstock.testing import run_virtual
+from penstock.testing import run_virtual, settled
 
 
 class Client:
@@ -374,5 +375,22 @@ def test_what_sinks_leave_for_later_is_done_when_all_that_came_is_read():
     parser = LeanParser(Client(), {b"7": sink})
     parser.feed(b"MSG one 7 0\r\n\r\nMSG two 7 0\r\n\r\nMSG thr")
     assert order == [b"one", b"two", b"later one", b"later two"]
-    run_virtual(parser.parse(b"ee 7 0\r\n\r\nPING\r\n"))
+
+    async def read():
+        await parser.parse(b"ee 7 0\r\n\r\nPING\r\n")
+        await settled()
+
+    run_virtual(read())
     assert order[4:] == [b"three", b"later three"]
+
+
+async def test_what_sinks_leave_for_later_cannot_end_the_task_that_reads():
+    tasks = []
+
+    def sink(*_):
+        parser.afterwards(lambda: tasks.append(asyncio.current_task()))
+
+    parser = LeanParser(Client(), {b"7": sink})
+    await parser.parse(b"MSG one 7 0\r\n\r\nPING\r\n")
+    await settled()
+    assert tasks == [None]

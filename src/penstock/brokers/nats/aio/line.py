@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,30 +14,31 @@ class Line(Generic[T]):
     would overtake it. Cancelling one who waits leaves the others as they are.
     """
 
-    __slots__ = ("_turns",)
+    __slots__ = ("_following", "_turns")
 
     def __init__(self) -> None:
-        self._turns: deque[asyncio.Future[T]] = deque()
+        # As a set that keeps the order.
+        self._turns: dict[asyncio.Future[T], None] = {}
+        self._following: list[tuple[asyncio.Future[T], T]] = []
 
     def __bool__(self) -> bool:
         return bool(self._turns)
 
     async def wait(self) -> T:
         """Until all are told."""
-        turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._turns.append(turn)
-        try:
-            return await turn
-        finally:
-            self._turns.remove(turn)
+        return await self._stand(asyncio.get_running_loop().create_future())
 
     async def follow(self, answer: T) -> T:
         """The answer is known: go on behind those who were told it before, if there are any."""
         if not self._turns:
             return answer
-        # The event loop wakes in the order in which it was asked to.
-        asyncio.get_running_loop().call_soon(self.tell, answer)
-        return await self.wait()
+        loop = asyncio.get_running_loop()
+        if not self._following:
+            # The event loop wakes in the order in which it was asked to.
+            loop.call_soon(self._go_on)
+        turn: asyncio.Future[T] = loop.create_future()
+        self._following.append((turn, answer))
+        return await self._stand(turn)
 
     def tell(self, answer: T) -> None:
         for turn in self._turns:
@@ -49,3 +49,17 @@ class Line(Generic[T]):
         for turn in self._turns:
             if not turn.done():
                 turn.set_exception(error)
+
+    async def _stand(self, turn: asyncio.Future[T]) -> T:
+        self._turns[turn] = None
+        try:
+            return await turn
+        finally:
+            del self._turns[turn]
+
+    def _go_on(self) -> None:
+        """Those who know. Whoever came behind them for a newer answer goes on waiting for it."""
+        for turn, answer in self._following:
+            if not turn.done():
+                turn.set_result(answer)
+        self._following.clear()

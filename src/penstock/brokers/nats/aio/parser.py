@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import TypeAlias
@@ -54,7 +55,8 @@ class LeanParser(Parser):
         self._missing = 0
 
     def afterwards(self, act: Callable[[], None]) -> None:
-        """For sinks: call `act` in this turn of the event loop, when all that came is read."""
+        """For sinks: call `act`, on no task, when all that came is read: in this turn of the event
+        loop, or in the next if something else came with it."""
         self._afterwards.append(act)
 
     def feed(self, data: bytes) -> bytes:
@@ -86,7 +88,9 @@ class LeanParser(Parser):
         try:
             await self._parse(data)
         finally:
-            self._act()
+            if self._afterwards:
+                # Not on this task: whoever is called here could cancel it, and nobody would read.
+                asyncio.get_running_loop().call_soon(self._act)
 
     async def _parse(self, data: bytes) -> None:
         data = self._with_rest(data)

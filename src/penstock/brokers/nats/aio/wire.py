@@ -114,7 +114,7 @@ class Wire:
         return unsubscribe
 
     def afterwards(self, act: Callable[[], None]) -> None:
-        """For sinks: call `act` in this turn of the event loop, when all that came is read."""
+        """For sinks: call `act`, on no task, as soon as all that came is read."""
         self._parser.afterwards(act)
 
     # Out.
