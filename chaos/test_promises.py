@@ -147,19 +147,32 @@ def count(workers, records, hung, forgetful):
                 if any(began - FORGETS < since < ended + LATE for began, ended in forgetful):
                     forgotten.append(who)
                     continue
-                doubled.append(who)
+                doubled.append(f"{who} was done {_distance(since, forgetful)}")
             record = place[who]
             if record.sequence < latest[record.ordering_key]:
                 disorder.append(who)
             latest[record.ordering_key] = max(latest[record.ordering_key], record.sequence)
     twice = len(records) - len(place)
-    return {
-        "acked": len(acked),
-        "missing": len(acked - begun) + len(acked - place.keys()),
-        "doubled": len(doubled) + twice,
-        "out of order": len(disorder),
-        "hung": hung + len(failed),
-    }, len(forgotten)
+    return (
+        {
+            "acked": len(acked),
+            "missing": len(acked - begun) + len(acked - place.keys()),
+            "doubled": len(doubled) + twice,
+            "out of order": len(disorder),
+            "hung": hung + len(failed),
+        },
+        len(forgotten),
+        doubled,
+    )
+
+
+def _distance(moment, kills):
+    """How far a moment is from the nearest end of a server, which says whose fault it may be."""
+    near = min((abs(moment - end), began, end) for began, end in kills) if kills else None
+    if near is None:
+        return "while no server was killed"
+    _, began, end = near
+    return f"{(began - moment) / 1e9:.3f} s before a kill that took {(end - began) / 1e9:.3f} s"
 
 
 async def trial(folder, servers, url_of, mend, capsys):
@@ -190,12 +203,12 @@ async def trial(folder, servers, url_of, mend, capsys):
                 worker.process.kill()
                 worker.process.wait()
     alone = faults.kills if len(servers) == 1 else []
-    counts, forgotten = count(workers, records, hung, alone)
+    counts, forgotten, doubled = count(workers, records, hung, alone)
     told = {**counts, **faults.counts, "forgotten by a killed server": forgotten}
     with capsys.disabled():
         print("\n" + ", ".join(f"{what} {n:,}" for what, n in told.items()))
     assert counts.pop("acked") > 0
-    assert not any(counts.values()), counts
+    assert not any(counts.values()), (counts, doubled)
 
 
 async def _backlog(pubsub):
