@@ -59,8 +59,11 @@ async def held_bundles(connection: AsyncConnection, holder: Holder) -> frozenset
     return frozenset((await connection.scalars(select(c.name).where(*ours))).all())
 
 
-async def renew_bundles(connection: AsyncConnection, owner: str, fence: int, lease: float) -> int:
-    change = update(bundles).where(c.claimed_by == owner, c.fence == fence)
+async def renew_bundles(
+    connection: AsyncConnection, some: Sequence[Bundle], owner: str, fence: int, lease: float
+) -> int:
+    """Those alone: others of the same holder may be in nobody's hands any more."""
+    change = update(bundles).where(_are_ours(some, owner, fence))
     until = database_time() + lease
     return (await connection.execute(change.values(lease_until=until))).rowcount
 
@@ -73,8 +76,7 @@ async def end_bundles(
 ) -> int:
     """They were sent, but for what is left of each, which becomes rows of the outbox. Returns how
     many messages were in those that were still ours."""
-    names = [bundle.name for bundle, _ in sent]
-    gone = delete(bundles).where(c.name.in_(names), c.claimed_by == owner, c.fence == fence)
+    gone = delete(bundles).where(_are_ours([bundle for bundle, _ in sent], owner, fence))
     ended = set((await connection.scalars(gone.returning(c.name))).all())
     for bundle, left in sent:
         if left and bundle.name in ended:
@@ -97,6 +99,11 @@ def has_ended(topics: Any) -> ColumnElement[bool]:
     """Whether nobody has it in hand; of all topics if that is None."""
     ended: ColumnElement[bool] = c.lease_until <= database_time()
     return ended if topics is None else and_(ended, c.topic.in_(topics))
+
+
+def _are_ours(some: Sequence[Bundle], owner: str, fence: int) -> ColumnElement[bool]:
+    names = [bundle.name for bundle in some]
+    return and_(c.name.in_(names), c.claimed_by == owner, c.fence == fence)
 
 
 def _adding(bundle: Bundle, holder: Holder) -> Any:
