@@ -77,20 +77,21 @@ async def end_bundles(
     """They were sent, but for what is left of each, which becomes rows of the outbox. Returns how
     many messages were in those that were still ours."""
     gone = delete(bundles).where(_are_ours([bundle for bundle, _ in sent], owner, fence))
-    ended = set((await connection.scalars(gone.returning(c.name))).all())
+    found = (await connection.execute(gone.returning(c.name, c.created_at))).all()
+    ended: dict[str, float] = {row.name: row.created_at for row in found}
     for bundle, left in sent:
         if left and bundle.name in ended:
-            await add_committed(connection, bundle.topic, left)
+            await add_committed(connection, bundle.topic, left, ended[bundle.name])
     return sum(len(bundle.drafts) for bundle, _ in sent if bundle.name in ended)
 
 
 async def unfold_ended(connection: AsyncConnection, topics: Collection[str] | None) -> None:
     """What nobody has in hand any more becomes rows of the outbox; of all topics unless given."""
-    ended = select(c.name, c.topic, c.messages).where(has_ended(topics))
+    ended = select(c.name, c.topic, c.messages, c.created_at).where(has_ended(topics))
     ended = ended.order_by(c.created_at).limit(_AT_A_TIME).with_for_update(skip_locked=True)
     found = (await connection.execute(ended)).all()
-    for _, topic, messages in found:
-        await add_committed(connection, topic, list(_drafts(messages)))
+    for _, topic, messages, created_at in found:
+        await add_committed(connection, topic, list(_drafts(messages)), created_at)
     if found:
         await connection.execute(delete(bundles).where(c.name.in_([row.name for row in found])))
 

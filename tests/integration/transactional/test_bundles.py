@@ -311,6 +311,24 @@ async def test_who_wants_to_know_is_told_when_something_was_stored_and_only_then
         assert told == [1]
 
 
+async def test_what_becomes_rows_is_as_old_as_it_was(url):
+    async with outbox_on(url, Away(Clock())) as scene:
+        relay = scene.relay()
+        await add(scene, relay.held_outbox(), *drafts(1))
+        await add(scene, scene.relay().held_outbox(), *drafts(1, start=1))
+        async with scene.database.transaction() as connection:
+            hour = bundles.c.created_at - 3600
+            await connection.execute(bundles.update().values(created_at=hour))
+        await relay.send_held()
+        await scene.time_passes()
+        await scene.relay().step()
+        assert await rows(scene) == [0, 2]
+        async with scene.database.transaction(reading=True) as connection:
+            since = (await connection.scalars(select(table.c.created_at))).all()
+        assert max(since) - min(since) < 1800
+        assert (await scene.outbox.status()).oldest_age >= 3600
+
+
 class Forgetful(MemoryBroker):
     """Answers all but the last."""
 
