@@ -59,8 +59,11 @@ async def held_bundles(connection: AsyncConnection, holder: Holder) -> frozenset
     return frozenset((await connection.scalars(select(c.name).where(*ours))).all())
 
 
-async def renew_bundles(connection: AsyncConnection, owner: str, fence: int, lease: float) -> int:
-    change = update(bundles).where(c.claimed_by == owner, c.fence == fence)
+async def renew_bundles(
+    connection: AsyncConnection, some: Sequence[Bundle], owner: str, fence: int, lease: float
+) -> int:
+    """Those alone: others of the same holder may be in nobody's hands any more."""
+    change = update(bundles).where(_are_ours(some, owner, fence))
     until = database_time() + lease
     return (await connection.execute(change.values(lease_until=until))).rowcount
 
@@ -73,22 +76,22 @@ async def end_bundles(
 ) -> int:
     """They were sent, but for what is left of each, which becomes rows of the outbox. Returns how
     many messages were in those that were still ours."""
-    names = [bundle.name for bundle, _ in sent]
-    gone = delete(bundles).where(c.name.in_(names), c.claimed_by == owner, c.fence == fence)
-    ended = set((await connection.scalars(gone.returning(c.name))).all())
+    gone = delete(bundles).where(_are_ours([bundle for bundle, _ in sent], owner, fence))
+    found = (await connection.execute(gone.returning(c.name, c.created_at))).all()
+    ended: dict[str, float] = {row.name: row.created_at for row in found}
     for bundle, left in sent:
         if left and bundle.name in ended:
-            await add_committed(connection, bundle.topic, left)
+            await add_committed(connection, bundle.topic, left, ended[bundle.name])
     return sum(len(bundle.drafts) for bundle, _ in sent if bundle.name in ended)
 
 
 async def unfold_ended(connection: AsyncConnection, topics: Collection[str] | None) -> None:
     """What nobody has in hand any more becomes rows of the outbox; of all topics unless given."""
-    ended = select(c.name, c.topic, c.messages).where(has_ended(topics))
+    ended = select(c.name, c.topic, c.messages, c.created_at).where(has_ended(topics))
     ended = ended.order_by(c.created_at).limit(_AT_A_TIME).with_for_update(skip_locked=True)
     found = (await connection.execute(ended)).all()
-    for _, topic, messages in found:
-        await add_committed(connection, topic, list(_drafts(messages)))
+    for _, topic, messages, created_at in found:
+        await add_committed(connection, topic, list(_drafts(messages)), created_at)
     if found:
         await connection.execute(delete(bundles).where(c.name.in_([row.name for row in found])))
 
@@ -97,6 +100,11 @@ def has_ended(topics: Any) -> ColumnElement[bool]:
     """Whether nobody has it in hand; of all topics if that is None."""
     ended: ColumnElement[bool] = c.lease_until <= database_time()
     return ended if topics is None else and_(ended, c.topic.in_(topics))
+
+
+def _are_ours(some: Sequence[Bundle], owner: str, fence: int) -> ColumnElement[bool]:
+    names = [bundle.name for bundle in some]
+    return and_(c.name.in_(names), c.claimed_by == owner, c.fence == fence)
 
 
 def _adding(bundle: Bundle, holder: Holder) -> Any:

@@ -302,10 +302,13 @@ async def add_rows(
     return ids
 
 
-async def add_committed(connection: AsyncConnection, topic: str, drafts: Sequence[Draft]) -> None:
-    """Rows for messages with ids that were committed in another form. They are not checked: there
-    is nobody left to be told, and whatever is wrong with one, a broker refuses that one alone."""
-    common = _common(topic, 0.0, _NOBODY)
+async def add_committed(
+    connection: AsyncConnection, topic: str, drafts: Sequence[Draft], since: float
+) -> None:
+    """Rows for messages with ids that were committed in another form, `since` when they are to be
+    sent. They are not checked: there is nobody left to be told, and whatever is wrong with one, a
+    broker refuses that one alone."""
+    common = _common(topic, 0.0, _NOBODY, since)
     dialect = connection.dialect.name
     await _execute(connection, (_statement(dialect, common, some) for some in portions(drafts)))
 
@@ -337,8 +340,8 @@ def _statements(
     return ids, chain(revivals, additions)
 
 
-def _common(topic: str, after: float, holder: Holder) -> dict[str, Any]:
-    return {"of_topic": topic, "after": after, **holder._asdict()}
+def _common(topic: str, after: float, holder: Holder, since: float | None = None) -> dict[str, Any]:
+    return {"of_topic": topic, "after": after, "since": since, **holder._asdict()}
 
 
 def _has(connection: AsyncConnection, message_id: str) -> ColumnElement[bool]:

@@ -423,7 +423,7 @@ class Relay(AsyncClosing):
                         out_of_reach = answer.error
             outcomes.left[bundle.name] = left
         self._pause(topic, out_of_reach)
-        if out_of_reach is None:
+        if any(len(outcomes.left[bundle.name]) < len(bundle.drafts) for bundle in bundles):
             self._tell_published()
 
     def _tell_published(self) -> None:

@@ -259,7 +259,8 @@ class Claims:
         async with self._database.transaction() as connection:
             kept = (await connection.execute(change)).rowcount
             if claim.bundles:
-                kept += await renew_bundles(connection, self._owner, claim.fence, self._lease)
+                ours = (self._owner, claim.fence, self._lease)
+                kept += await renew_bundles(connection, claim.bundles, *ours)
         return kept > 0
 
     async def settle(self, connection: AsyncConnection, claim: Claim, outcomes: Outcomes) -> int:

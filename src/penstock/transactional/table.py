@@ -137,7 +137,7 @@ _after: ColumnElement[float] = bindparam("after", type_=Double())
 _lease: ColumnElement[float] = bindparam("lease", type_=Double())
 # 0 rather than the time of now: a clock that is set back must not hold up what was to go at once.
 _FRESH = {
-    "created_at": database_time(),
+    "created_at": func.coalesce(bindparam("since", type_=Double()), database_time()),
     "state": literal(PENDING),
     "attempts": literal(0),
     "next_attempt_at": case((_after > 0, database_time() + _after), else_=literal(0.0)),

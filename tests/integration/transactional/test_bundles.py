@@ -280,6 +280,55 @@ async def test_what_is_in_hand_need_not_be_hastened(url):
             assert not await outbox.hasten(connection, "others", "m-1")
 
 
+async def test_what_was_let_go_of_is_not_kept_from_others_by_what_is_in_hand(url):
+    async with outbox_on(url) as scene:
+        relay = scene.relay(lease=600.0)
+        outbox = relay.held_outbox()
+        await add(scene, outbox, *drafts(3))
+        # As after a settlement that the database did not take.
+        lost, _ = await outbox.committed()
+        await add(scene, outbox, *drafts(1, start=3))
+        kept, _ = await outbox.committed()
+        await scene.time_passes()
+        assert await relay._claims.renew(kept)
+        assert await scene.relay().step() == 3
+        assert not await relay._claims.renew(lost)
+        assert ids(await scene.stored()) == ALL
+
+
+async def test_who_wants_to_know_is_told_when_something_was_stored_and_only_then(url):
+    async with outbox_on(url, Choosy(Clock())) as scene:
+        relay = scene.relay()
+        told = []
+        with relay.telling(lambda: told.append(1)):
+            await add(scene, relay.held_outbox(), *drafts(3))
+            await relay.send_held()
+        assert told == [1]
+        async with scene.database.transaction() as connection:
+            await relay.held_outbox().add_new(connection, "missing", drafts(1))
+        with relay.telling(lambda: told.append(1)):
+            await relay.send_held()
+        assert told == [1]
+
+
+async def test_what_becomes_rows_is_as_old_as_it_was(url):
+    async with outbox_on(url, Away(Clock())) as scene:
+        relay = scene.relay()
+        await add(scene, relay.held_outbox(), *drafts(1))
+        await add(scene, scene.relay().held_outbox(), *drafts(1, start=1))
+        async with scene.database.transaction() as connection:
+            hour = bundles.c.created_at - 3600
+            await connection.execute(bundles.update().values(created_at=hour))
+        await relay.send_held()
+        await scene.time_passes()
+        await scene.relay().step()
+        assert await rows(scene) == [0, 2]
+        async with scene.database.transaction(reading=True) as connection:
+            since = (await connection.scalars(select(table.c.created_at))).all()
+        assert max(since) - min(since) < 1800
+        assert (await scene.outbox.status()).oldest_age >= 3600
+
+
 class Forgetful(MemoryBroker):
     """Answers all but the last."""
 
