@@ -58,3 +58,22 @@ async def test_what_expired_while_it_waited_to_be_seen_is_neither_renewed_nor_ha
         sub.on("message", lambda m: (attempts.append(m.delivery_attempt), m.ack()))
         await asyncio.sleep(20)
         assert attempts == [2]
+
+
+async def test_handlers_that_take_their_time_leave_others_theirs():
+    async with lent_for_ten_seconds() as (clock, topic, sub):
+        handled, between = [], []
+
+        def handle(message):
+            clock.still += 0.02
+            handled.append(message.id)
+            message.ack()
+            if len(handled) == 1:
+                asyncio.get_running_loop().call_soon(lambda: between.append(len(handled)))
+
+        await publish(topic, 30)
+        sub.on("message", handle)
+        sub.open()
+        await asyncio.sleep(5)
+        assert len(handled) == 30
+        assert between == [4]
