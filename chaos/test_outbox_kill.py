@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from tests.support.outbox_scenes import ids, outbox_on
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(600)]
