@@ -8,6 +8,7 @@ which any relay sends.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -28,9 +29,12 @@ from penstock.transactional.database import database_time
 from penstock.transactional.outbox import Holder, add_committed, portions
 from penstock.transactional.table import bundles
 
+_log = logging.getLogger("penstock")
 c = bundles.c
 # Bundles that become rows in one transaction, which keeps others waiting.
 _AT_A_TIME = 10
+# Seconds after which one that could not be read is looked at again.
+_ASIDE = 3600.0
 _Message = tuple[bytes, dict[str, str], str | None, str | None, str | None, float | None]
 _decoder = msgspec.msgpack.Decoder(list[_Message])
 
@@ -90,10 +94,28 @@ async def unfold_ended(connection: AsyncConnection, topics: Collection[str] | No
     ended = select(c.name, c.topic, c.messages, c.created_at).where(has_ended(topics))
     ended = ended.order_by(c.created_at).limit(_AT_A_TIME).with_for_update(skip_locked=True)
     found = (await connection.execute(ended)).all()
-    for _, topic, messages, created_at in found:
-        await add_committed(connection, topic, list(_drafts(messages)), created_at)
-    if found:
-        await connection.execute(delete(bundles).where(c.name.in_([row.name for row in found])))
+    unfolded = []
+    for row in found:
+        try:
+            drafts = list(_drafts(row.messages))
+        except msgspec.MsgspecError as error:
+            await _set_aside(connection, row.name, row.topic, error)
+        else:
+            await add_committed(connection, row.topic, drafts, row.created_at)
+            unfolded.append(row.name)
+    if unfolded:
+        await connection.execute(delete(bundles).where(c.name.in_(unfolded)))
+
+
+async def _set_aside(connection: AsyncConnection, name: str, topic: str, error: Exception) -> None:
+    """One that cannot be read holds up no other; it is kept for somebody who can."""
+    _log.error(
+        "Messages for topic %r wait in row %s of %s, which this Penstock cannot read (%s); run a "
+        "relay of the one that wrote it, or restore the row. It is looked at again in an hour",
+        *(topic, name, bundles.name, error),
+    )
+    later = database_time() + _ASIDE
+    await connection.execute(update(bundles).where(c.name == name).values(lease_until=later))
 
 
 def has_ended(topics: Any) -> ColumnElement[bool]:

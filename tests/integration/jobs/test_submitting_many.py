@@ -95,3 +95,16 @@ async def test_a_job_that_is_retried_before_its_message_is_sent_has_one_message(
             assert await outbox.pending() == 2
             await service.retry(record.job.job_id)
             assert await outbox.pending() == 2
+
+
+async def test_those_who_ask_for_many_at_once_are_a_transaction_each(database_url):
+    """And what others do need not wait for all of them."""
+    async with service_on(database_url) as service:
+        with statements_of(service.store.database) as told:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(3):
+                    group.create_task(service.submit_many("user-1", [wish()] * 200))
+                group.create_task(service.submit("user-1", MediaType.AUDIO, "a.wav"))
+        made = [one for one in told if one.startswith("INSERT INTO penstock_jobs")]
+        assert len(made) == 4
+        assert await service.store.outbox.pending() == 2 * 601

@@ -329,6 +329,21 @@ async def test_what_becomes_rows_is_as_old_as_it_was(url):
         assert (await scene.outbox.status()).oldest_age >= 3600
 
 
+async def test_a_bundle_that_cannot_be_read_is_kept_and_holds_up_nobody(url, caplog):
+    async with outbox_on(url) as scene:
+        await add(scene, scene.relay().held_outbox(), Draft(b"secret", message_id="m-9"))
+        async with scene.database.transaction() as connection:
+            await connection.execute(bundles.update().values(messages=b"\x91\xa6secret"))
+        await add(scene, scene.relay().held_outbox(), *drafts(3))
+        await scene.time_passes()
+        assert await scene.relay().step() == 3
+        assert await scene.relay().step() == 0
+        assert ids(await scene.stored()) == ALL
+        assert await scene.outbox.pending() == 1
+        assert caplog.text.count("Messages for topic 'orders' wait in row") == 1
+        assert "secret" not in caplog.text
+
+
 class Forgetful(MemoryBroker):
     """Answers all but the last."""
 
