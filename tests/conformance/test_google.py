@@ -66,3 +66,8 @@ class TestGoogleDurable(BrokerConformance):
         """An ordered subscription knows how long the server lends it what it has fetched ahead:
         where its time passes faster than the server's it is never sure of that."""
         super().test_an_expired_message_comes_back_before_later_ones_of_its_key(in_step)
+
+    def test_an_ack_id_that_expired_is_invalid(self, in_step):
+        """A pull of what is delivered exactly once counts on the server's signs of life, which
+        come in the server's time."""
+        super().test_an_ack_id_that_expired_is_invalid(in_step)
