@@ -110,6 +110,12 @@ class GroupCommit(Generic[Item, Result]):
                 await self._call()
                 if self._quiet_turns:
                     await self._gather()
+        except Exception as error:
+            # Not what `act` raises, which is an answer: a fault of whoever counts or gathers.
+            for _, answer in (*self._calling, *self._answers):
+                if not answer.done():
+                    answer.set_exception(error)
+            raise
         finally:
             if self._task is asyncio.current_task():
                 self._forget()

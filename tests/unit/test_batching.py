@@ -91,6 +91,21 @@ async def test_when_the_work_itself_is_cancelled_nobody_waits_for_ever():
         await calls[0]
 
 
+async def test_a_measure_that_fails_is_told_to_all_who_ask_and_the_next_are_answered():
+    async def act(items):
+        return items
+
+    def measure(item):
+        if item == "odd":
+            raise TypeError("no measure")
+        return 1, 0
+
+    commit = GroupCommit(act, measure=measure)
+    answers = await asyncio.gather(*map(commit.do, ["a", "odd"]), return_exceptions=True)
+    assert [str(one) for one in answers] == ["no measure", "no measure"]
+    assert await commit.do("b") == "b"
+
+
 async def test_a_call_is_bounded_by_what_its_items_measure():
     acts = Acts()
     acts.gate.set()

@@ -25,9 +25,8 @@ class GroupTransaction(GroupCommit[Item, Result]):
         act: Callable[[AsyncConnection, Sequence[Item]], Awaitable[Sequence[Result]]],
         *,
         on_commit: Callable[[Sequence[Item]], None],
-        measure: Callable[[Item], tuple[int, int]] | None = None,
     ) -> None:
-        super().__init__(self._commit, all_or_none=True, measure=measure)
+        super().__init__(self._commit, all_or_none=True)
         self._database = database
         self._change = act
         self._on_commit = on_commit

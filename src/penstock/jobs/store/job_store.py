@@ -84,7 +84,7 @@ class ProcessingJobStore:
         self._reads = GroupCommit(self._get_many, all_or_none=True)
         # Whatever it is that changes: a transaction costs the same for all kinds as for one.
         self._changes: GroupTransaction[tuple[_Change, Any], Any] = GroupTransaction(
-            database, self._change_all, on_commit=self._on_changes, measure=self._measured
+            database, self._change_all, on_commit=self._on_changes
         )
 
     async def __aenter__(self) -> Self:
@@ -166,12 +166,6 @@ class ProcessingJobStore:
             for at, answer in zip(of_it, given, strict=True):
                 answers[at] = answer
         return answers
-
-    def _measured(self, wanted: tuple[_Change, Any]) -> tuple[int, int]:
-        """A thousand jobs that are asked for together are a thousand: a transaction that is as long
-        as all who ask are many keeps everybody else waiting."""
-        change, given = wanted
-        return (len(given) if change == self._create_each else 1), 0
 
     def _on_changes(self, made: Sequence[tuple[_Change, Any]]) -> None:
         if any(change != self._begin_each for change, _ in made):
