@@ -16,7 +16,8 @@ class GroupTransaction(GroupCommit[Item, Result]):
     with the items.
 
     What goes together is decided when the transaction has begun: who comes while it still waits
-    for other writers is taken along. If it fails, its items are done again one by one.
+    for other writers is taken along, and so are those who waited for the last and come at once. If
+    it fails, its items are done again one by one.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class GroupTransaction(GroupCommit[Item, Result]):
         *,
         on_commit: Callable[[Sequence[Item]], None],
     ) -> None:
-        super().__init__(self._commit, all_or_none=True)
+        super().__init__(self._commit, all_or_none=True, quiet_turns=2)
         self._database = database
         self._change = act
         self._on_commit = on_commit

@@ -50,7 +50,7 @@ _OfTopic = TypeVar("_OfTopic", Claimed, Bundle)
 _REASON_LENGTH = 500
 # Seconds between looks at what is in hand: where much is committed, what comes meanwhile goes
 # together. A round costs a sync of the broker and one of the database.
-_APART = 0.02
+_APART = 0.05
 # Seconds after which there is a look at what others left, or what waited for its time, before what
 # is in hand: where much is committed, there is always something in hand.
 _TURN_OF_OTHERS = 0.5
