@@ -49,8 +49,10 @@ _OfTopic = TypeVar("_OfTopic", Claimed, Bundle)
 
 _REASON_LENGTH = 500
 # Seconds between looks at what is in hand: where much is committed, what comes meanwhile goes
-# together. A round costs a sync of the broker and one of the database.
-_APART = 0.05
+# together. A round costs a sync of the broker and one of the database. After many messages it is
+# longer, since more come.
+_APART, _APART_OF_MANY = 0.02, 0.05
+_MANY = 16
 # Seconds after which there is a look at what others left, or what waited for its time, before what
 # is in hand: where much is committed, there is always something in hand.
 _TURN_OF_OTHERS = 0.5
@@ -138,7 +140,7 @@ class Relay(AsyncClosing):
         self._statistics = RelayStatistics()
         self._own: HeldOutbox | None = None
         self._looked = self._others_at = 0.0
-        self._was_own = False
+        self._was_own = self._were_many = False
         self._told: list[Callable[[], None]] = []
         self._pauses: dict[str, _Pause] = {}
         self._outage = Outage(_log, f"Relay {self.name} cannot send what waits in the outbox")
@@ -245,14 +247,17 @@ class Relay(AsyncClosing):
         if self._own is None:
             return await self._claim_now()
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(self._looked + _APART - loop.time())
+        apart = _APART_OF_MANY if self._were_many else _APART
+        await asyncio.sleep(self._looked + apart - loop.time())
         self._looked = loop.time()
         own, others = self._in_hand, self._of_others
         is_their_turn = self._was_own and self._looked >= self._others_at
         for way in (others, own) if is_their_turn else (own, others):
             if (found := await way()) is not None:
                 self._was_own = way == own
+                self._were_many = len(found.claim) >= _MANY
                 return found
+        self._were_many = False
         return None
 
     async def _of_others(self) -> _Held | None:
