@@ -32,10 +32,12 @@ _AT_ONCE = 64
 
 
 class Routes(msgspec.Struct, frozen=True):
-    """Where a topic's messages go: by their attributes, and on which subjects if not its own."""
+    """Where a topic's messages go: by their attributes, and on which subjects if not its own.
+    `alone`: to a server that is in no cluster."""
 
     routed: tuple[str, ...]
     subjects: tuple[str, ...]
+    alone: bool = False
 
 
 class Catalogue:
@@ -104,7 +106,8 @@ class Catalogue:
             return Routes((), (">",))
         config = topic_config(info)
         subjects = config.subjects if info["config"].get("subjects") else NOTHING
-        return Routes(config.routed_attributes, subjects)
+        alone = not (info.get("cluster") or {}).get("name")
+        return Routes(config.routed_attributes, subjects, alone)
 
     def forget_routes(self, topic: str) -> None:
         self._routes.pop(topic, None)

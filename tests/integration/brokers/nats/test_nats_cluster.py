@@ -126,6 +126,20 @@ async def test_three_servers_keep_three_copies_and_one_keeps_one(cluster, tmp_pa
                 await pubsub.topic("alone-three").create(replicas=3)
 
 
+async def test_a_server_in_no_cluster_is_known_to_be_alone(cluster, tmp_path):
+    async with trial(cluster, "together") as found:
+        single = await found.pubsub.topic("together-single").create(replicas=1)
+        for topic in (found.topic, single):
+            assert not (await routes_of(found.pubsub, topic)).alone
+    with NatsServer(tmp_path) as server:
+        async with PubSub(server.url) as pubsub:
+            assert (await routes_of(pubsub, await pubsub.topic("alone").create())).alone
+
+
+async def routes_of(pubsub, topic):
+    return await (await pubsub.broker())._catalogue.routes(topic.name)
+
+
 @pytest.mark.parametrize("exactly_once", [False, True])
 async def test_leaders_that_step_down_again_and_again_lose_nothing(cluster, exactly_once):
     async def disturb(now):

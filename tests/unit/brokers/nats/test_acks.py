@@ -59,9 +59,9 @@ class Wire:
         assert self.parser.feed(b"".join(stored)) == b""
 
 
-def publishing():
+def publishing(*, alone=False):
     async def routes(_topic):
-        return Routes((), ())
+        return Routes((), (), alone)
 
     wire = Wire()
     options = SimpleNamespace(inbox_prefix="_INBOX.ours", timeout=5.0, group_commit=False)
@@ -73,7 +73,7 @@ def publishing():
 
 async def sequences(counts, arrange):
     """What so many drafts each are told in calls side by side, when acks come as arranged."""
-    wire, ours = publishing()
+    wire, ours = publishing(alone=True)
     calls = [
         asyncio.ensure_future(
             ours.publish("orders", [Draft(b"x", {}, None, f"{call}-{n}") for n in range(count)])
@@ -109,6 +109,48 @@ def test_acks_in_any_order_and_repeated_reach_their_drafts(counts, chance, shuff
 
 async def test_a_call_of_very_many_is_acked_like_any_other():
     assert await sequences([MANY], lambda replies: [replies]) == expected([MANY])
+
+
+async def published(wire, ours, *, acked=2):
+    """Two drafts, and the subjects that their acks go to; so many of them are acked."""
+    drafts = [Draft(b"x", {}, None, f"{n}") for n in range(2)]
+    call = asyncio.ensure_future(ours.publish("orders", drafts))
+    calls = len(wire.replies)
+    while len(wire.replies) == calls:
+        await asyncio.sleep(0)
+    wire.ack(wire.replies[-1][:acked])
+    await call
+    return wire.replies[-1]
+
+
+async def test_subjects_whose_acks_are_all_here_are_used_again():
+    wire, ours = publishing(alone=True)
+    first = await published(wire, ours)
+    assert await published(wire, ours) == first
+
+
+async def test_subjects_of_an_ack_that_may_still_come_are_never_used_again():
+    wire, ours = publishing(alone=True)
+    late = await published(wire, ours, acked=1)
+    others = [await published(wire, ours) for _ in range(3)]
+    assert not set(late) & {reply for replies in others for reply in replies}
+
+
+async def test_subjects_of_a_cancelled_publish_are_never_used_again():
+    wire, ours = publishing(alone=True)
+    call = asyncio.ensure_future(ours.publish("orders", [Draft(b"x", {}, None, "1")]))
+    while not wire.replies:
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    [late] = wire.replies[0]
+    assert late not in await published(wire, ours)
+
+
+async def test_subjects_are_not_used_again_where_two_leaders_may_ack_a_message():
+    wire, ours = publishing(alone=False)
+    first = await published(wire, ours)
+    assert not set(first) & set(await published(wire, ours))
 
 
 async def test_drafts_whose_ack_never_comes_are_the_only_ones_in_doubt():
