@@ -17,6 +17,11 @@ from sqlalchemy.sql.dml import UpdateBase
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 
+class OvertakenError(Exception):
+    """A row is not as it was when it was read: somebody else was faster. Raised inside a
+    transaction, so that it is rolled back."""
+
+
 class ManyRows:
     """A statement that is executed for each of some rows, which all have the same names in the
     same order. Answers how many rows of the table it was about."""
@@ -32,6 +37,11 @@ class ManyRows:
             done: CursorResult[Any] = await connection.exec_driver_sql(statement, values)
             return done.rowcount
         return (await connection.execute(self._statement, rows)).rowcount
+
+    async def execute_each(self, connection: AsyncConnection, rows: Rows) -> None:
+        """`OvertakenError` unless it was about one row of the table for each of them."""
+        if await self.execute(connection, rows) != len(rows):
+            raise OvertakenError
 
     def execute_blocking(self, connection: Connection, rows: Rows) -> int:
         if connection.dialect.name == "sqlite":

@@ -37,6 +37,7 @@ from penstock.jobs.views.sql import sql_views
 from penstock.jobs.views.view import Position
 from penstock.transactional import Database
 from tests.support.job_samples import WHEN
+from tests.support.statements import before_the_next_change
 
 pytestmark = pytest.mark.real_time
 
@@ -341,6 +342,25 @@ async def test_however_many_events_come_together_they_are_one_look_and_a_write_f
             sqlalchemy.event.remove(Engine, "before_cursor_execute", note)
         look, new, old = ("SELECT", False), ("INSERT", True), ("UPDATE", False)
         # One of the jobs was known half-way when the rest of its events came.
-        assert said == [look, new, look, old, new]
+        assert said == [look, new, look, new, old]
         assert await views.count() == 300
         assert (await views.get(events[-1].job_id)).stage is JobStage.TRANSCRIPT_COMPLETE
+
+
+async def test_views_that_change_while_many_events_are_taken_in_lose_nothing(database_url):
+    async with (
+        Database(database_url) as database,
+        Database(database_url) as elsewhere,
+        SqlJobViews(database) as views,
+        SqlJobViews(elsewhere) as others,
+    ):
+        events = [event for number in range(150) for event in life(number, [TranscriptComplete])]
+        await views.apply(events[:1])
+        # Of a job that is known, and of one that is not.
+        theirs = [event for event in events[:6] if isinstance(event, MetadataReady)]
+        with before_the_next_change(database, lambda: others.apply(theirs)):
+            await views.apply([event for event in events if event not in theirs])
+        assert await views.count() == 150
+        for job_id in {event.job_id for event in events}:
+            view = await views.get(job_id)
+            assert (view.stage, view.duration) == (JobStage.TRANSCRIPT_COMPLETE, 1.0)

@@ -198,17 +198,17 @@ async def test_what_took_a_while_is_kept_before_more_is_begun(tmp_path):
 async def test_an_outcome_that_cannot_be_kept_fails_the_batch_and_keeps_the_others(tmp_path):
     async with store_in(tmp_path) as store:
         ids, messages = await asked_for(store, "a.wav", "b.wav", "c.wav")
-        take = store.take
+        add_new = store.outbox.add_new
 
-        async def refuse_one(connection, steps):
-            if ids[1] in {step.job.job_id for step in steps}:
+        async def refuse_one(connection, topic, drafts):
+            if ids[1] in {draft.attributes["jobId"] for draft in drafts}:
                 raise FailedPreconditionError("This one cannot be kept")
-            return await take(connection, steps)
+            await add_new(connection, topic, drafts)
 
         async def handler(job):
             return Done(info=INFO)
 
-        store.take = refuse_one
+        store.outbox.add_new = refuse_one
         with pytest.raises(FailedPreconditionError, match="This one cannot be kept"):
             await partition(store, handler).run(messages)
         ready, queued = JobStage.METADATA_READY, JobStage.QUEUED

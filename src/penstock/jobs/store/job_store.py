@@ -8,30 +8,29 @@ same time are committed together: a sync to disk costs the same for one as for f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
+from operator import itemgetter
 from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import Row, delete, select, update
+from sqlalchemy import Row, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.batching import GroupCommit
 from penstock.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from penstock.jobs.model.job import Job
-from penstock.jobs.model.names import JobStage
 from penstock.jobs.pipeline.stage import Text
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.records import (
     BEGIN,
+    BEGIN_FROM,
     CHANGE,
     CREATE,
     FIND,
     FIND_LOCKED,
-    KEEP_RESULT,
-    KEEP_TEXT,
     PLACES_LOCKED,
     JobRecord,
     NewJob,
@@ -40,21 +39,25 @@ from penstock.jobs.store.records import (
     after,
     changed_row,
     created,
-    first_record,
     jobs,
     metadata,
-    new_row,
+    place_of,
     record_of,
     results,
     standing,
     texts,
 )
-from penstock.jobs.store.said import Said, again, of_stage, say, say_new
+from penstock.jobs.store.said import Said, again, say, say_new
+from penstock.jobs.store.written import Newborn, StepsTaken, Taken
 from penstock.transactional import Database, Outbox
 from penstock.transactional.group_transaction import GroupTransaction
+from penstock.transactional.many_rows import OvertakenError
 from penstock.transactional.schema import prepare
 
 T = TypeVar("T")
+# Jobs from which on they are read before the transaction that changes them, because nobody else can
+# write to SQLite while it lasts. To read them by itself costs as much as some tens of them.
+_MANY = 100
 # A kind of change: makes those of its kind that are wanted, and answers each.
 _Change = Callable[[AsyncConnection, Sequence[Any]], Awaitable[Sequence[Any]]]
 
@@ -123,8 +126,10 @@ class ProcessingJobStore:
         self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
     ) -> dict[str, JobRecord]:
         """Those that are there; locked, nobody else changes them before the transaction ends."""
-        found = await self._rows(connection, job_ids, lock=lock)
-        return {row.job_id: record_of(self.pipeline, row) for row in found}
+        return self._records(await self._rows(connection, job_ids, lock=lock))
+
+    def _records(self, rows: Iterable[Row[Any]]) -> dict[str, JobRecord]:
+        return {row.job_id: record_of(self.pipeline, row) for row in rows}
 
     async def _rows(
         self, connection: AsyncConnection, job_ids: Sequence[str], *, lock: bool = False
@@ -175,7 +180,7 @@ class ProcessingJobStore:
         """Keep a new job and say that it is there, and True; or what is kept of it, and False.
         `AlreadyExistsError` when that was asked for by somebody else or differently."""
         answer: tuple[JobRecord, bool] | AlreadyExistsError
-        answer = await self._changes.do((self.create, new))
+        answer = await self._changes.do((self._create, Newborn.of(self._settings, new)))
         if isinstance(answer, AlreadyExistsError):
             raise answer
         return answer
@@ -184,9 +189,10 @@ class ProcessingJobStore:
         self, new: Sequence[NewJob]
     ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
         """`add` for several, in one transaction; errors are answers."""
+        born = self._born(new)
         # Not with what others want: that is enough for one transaction.
         async with self.database.transaction() as connection:
-            answers = await self.create(connection, new)
+            answers = await self._create(connection, born)
         self._on_commit()
         return answers
 
@@ -194,18 +200,29 @@ class ProcessingJobStore:
         self, connection: AsyncConnection, new: Sequence[NewJob]
     ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
         """`add` for several, in the transaction of `connection`; errors are answers."""
+        return await self._create(connection, self._born(new))
+
+    def _born(self, new: Sequence[NewJob]) -> list[Newborn]:
+        return [Newborn.of(self._settings, one) for one in new]
+
+    async def _create(
+        self, connection: AsyncConnection, born: Sequence[Newborn]
+    ) -> Sequence[tuple[JobRecord, bool] | AlreadyExistsError]:
         # In one order everywhere: else two who ask for the same jobs wait for each other.
-        rows = [new_row(one) for one in sorted(new, key=lambda one: one.job.job_id)]
+        rows = sorted((one.row for one in born), key=itemgetter("job_id"))
         made = await CREATE[connection.dialect.name].execute(connection, rows)
         answers: Sequence[tuple[JobRecord, bool] | AlreadyExistsError]
-        if made == len(new):
-            answers = [(first_record(one), True) for one in new]
+        if made == len(born):
+            answers = [(one.record, True) for one in born]
         else:
-            kept = await self.find(connection, [one.job.job_id for one in new])
-            answers = [created(one, kept.get(one.job.job_id)) for one in new]
-        fresh = [a[0] for a in answers if not isinstance(a, AlreadyExistsError) and a[1]]
-        said = [one for record in fresh for one in of_stage(self._settings, record)]
-        await say_new(self.outbox, connection, said)
+            kept = await self.find(connection, [one.new.job.job_id for one in born])
+            answers = [created(one.new, kept.get(one.new.job.job_id)) for one in born]
+        fresh = [
+            one
+            for one, answer in zip(born, answers, strict=True)
+            if not isinstance(answer, AlreadyExistsError) and answer[1]
+        ]
+        await say_new(self.outbox, connection, (said for one in fresh for said in one.said))
         return answers
 
     async def step(self, step: Step) -> JobRecord | None:
@@ -218,11 +235,9 @@ class ProcessingJobStore:
     ) -> Sequence[JobRecord | None]:
         """Take steps, in the transaction of `connection`; None where a job is no longer where
         its step begins."""
-        for step in steps:
-            self.pipeline.check_step(step.job, step.to)
-        kept = await self._kept_for(connection, steps)
+        kept = await self._kept_for(connection, self._checked(steps))
         answers: list[JobRecord | None] = []
-        taken: list[tuple[Step, JobRecord]] = []
+        taken: list[Taken] = []
         for step in steps:
             record = kept.get(step.job.job_id)
             at = (step.job.run, step.job.stage)
@@ -233,11 +248,13 @@ class ProcessingJobStore:
             taken.append((step, changed))
             answers.append(changed)
         if taken:
-            await CHANGE.execute(connection, [changed_row(record) for _, record in taken])
-            await self._keep_texts(connection, [step for step, _ in taken])
-            await self._keep_results(connection, [step for step, _ in taken])
-            await say_new(self.outbox, connection, self._said(taken))
+            await StepsTaken(self._settings, taken).write(connection, self.outbox)
         return answers
+
+    def _checked(self, steps: Sequence[Step]) -> Sequence[Step]:
+        for step in steps:
+            self.pipeline.check_step(step.job, step.to)
+        return steps
 
     async def _kept_for(
         self, connection: AsyncConnection, steps: Sequence[Step]
@@ -255,47 +272,6 @@ class ProcessingJobStore:
                     kept[job_id] = record
         others = {step.job.job_id for step in steps} - kept.keys()
         return kept | await self.find(connection, list(others), lock=True) if others else kept
-
-    def _said(self, taken: Sequence[tuple[Step, JobRecord]]) -> Iterator[Said]:
-        for step, record in taken:
-            yield from of_stage(self._settings, record, step)
-            if step.dead_letter is not None:
-                yield Said(*step.dead_letter)
-
-    async def _keep_texts(self, connection: AsyncConnection, taken: Sequence[Step]) -> None:
-        changed = [step for step in taken if step.done.text or step.to is JobStage.QUEUED]
-        if not changed:
-            return
-        ids = [step.job.job_id for step in changed]
-        await connection.execute(delete(texts).where(texts.c.job_id.in_(ids)))
-        rows = [
-            {
-                "job_id": step.job.job_id,
-                "run": step.job.run,
-                "text": msgspec.json.encode(step.done.text),
-            }
-            for step in changed
-            if step.done.text is not None
-        ]
-        if rows:
-            await KEEP_TEXT.execute(connection, rows)
-
-    async def _keep_results(self, connection: AsyncConnection, taken: Sequence[Step]) -> None:
-        anew = [step.job.job_id for step in taken if step.to is JobStage.QUEUED]
-        if anew:
-            await connection.execute(delete(results).where(results.c.job_id.in_(anew)))
-        rows = [
-            {
-                "job_id": step.job.job_id,
-                "stage": step.by,
-                "run": step.job.run,
-                "result": msgspec.json.encode(step.done.result),
-            }
-            for step in taken
-            if step.done.result is not None
-        ]
-        if rows:
-            await KEEP_RESULT.execute(connection, rows)
 
     async def send(self, said: Said) -> None:
         """Say something that is of no job, a dead letter that does not decode for instance."""
@@ -333,13 +309,46 @@ class ProcessingJobStore:
         self, wanted: Sequence[Job]
     ) -> tuple[dict[str, JobRecord], frozenset[str]]:
         """`begin` for all but suspects, which are named: jobs whose last attempt never ended."""
+        if len(wanted) >= _MANY:
+            with suppress(OvertakenError):
+                return await self._begin_as_read(wanted)
         async with self.database.transaction() as connection:
             return await self._begin(connection, wanted, suspects_too=False)
+
+    async def _begin_as_read(
+        self, wanted: Sequence[Job]
+    ) -> tuple[dict[str, JobRecord], frozenset[str]]:
+        """They are read before the transaction; `OvertakenError` when one has changed since."""
+        async with self.database.transaction(reading=True) as connection:
+            found = await self._rows(connection, [job.job_id for job in wanted])
+        kept = self._records(found)
+        begun, suspects = self._begun(wanted, kept, suspects_too=False)
+        # In one order everywhere, as where they are locked.
+        rows = [
+            {"id": job_id, "begun": begun[job_id].attempts, **place_of(old)}
+            | {"old_attempts": old.attempts}
+            for job_id, old in sorted(kept.items())
+            if job_id in begun
+        ]
+        if rows:
+            async with self.database.transaction() as connection:
+                await BEGIN_FROM.execute_each(connection, rows)
+        return kept | begun, suspects
 
     async def _begin(
         self, connection: AsyncConnection, wanted: Sequence[Job], *, suspects_too: bool
     ) -> tuple[dict[str, JobRecord], frozenset[str]]:
         kept = await self.find(connection, [job.job_id for job in wanted], lock=True)
+        begun, suspects = self._begun(wanted, kept, suspects_too=suspects_too)
+        if begun:
+            rows = [{"id": job_id, "begun": one.attempts} for job_id, one in begun.items()]
+            await BEGIN.execute(connection, rows)
+        return kept | begun, suspects
+
+    def _begun(
+        self, wanted: Sequence[Job], kept: Mapping[str, JobRecord], *, suspects_too: bool
+    ) -> tuple[dict[str, JobRecord], frozenset[str]]:
+        """Those whose attempts begin, and the names of suspects."""
         due = [
             record
             for job in wanted
@@ -351,10 +360,7 @@ class ProcessingJobStore:
             for record in due
             if suspects_too or not record.trying
         }
-        if begun:
-            rows = [{"id": job_id, "begun": one.attempts} for job_id, one in begun.items()]
-            await BEGIN.execute(connection, rows)
-        return kept | begun, frozenset(r.job.job_id for r in due) - begun.keys()
+        return begun, frozenset(record.job.job_id for record in due) - begun.keys()
 
     async def try_again(self, job: Job, seconds: float, *, counts: bool = True) -> bool:
         """The attempt failed, and the job is sent again after so long; False when it has gone on,
@@ -386,14 +392,30 @@ class ProcessingJobStore:
     ) -> tuple[Sequence[JobRecord | None], Sequence[bool]]:
         """`step` and `try_again` for the attempts of a batch, in one transaction; what each of
         them answers."""
+        foreseen = StepsTaken.foreseen(self._settings, self._checked(steps))
+        try:
+            ended = await self._end(steps, retries, foreseen)
+        except OvertakenError:
+            ended = await self._end(steps, retries)
+        self._on_commit()
+        return ended
+
+    async def _end(
+        self,
+        steps: Sequence[Step],
+        retries: Sequence[tuple[Job, float]],
+        foreseen: StepsTaken | None = None,
+    ) -> tuple[Sequence[JobRecord | None], Sequence[bool]]:
         taken: Sequence[JobRecord | None] = []
         postponed: Sequence[bool] = []
         async with self.database.transaction() as connection:
-            if steps:
+            if foreseen is not None and steps:
+                await foreseen.write(connection, self.outbox)
+                taken = foreseen.records
+            elif steps:
                 taken = await self.take(connection, steps)
             if retries:
                 postponed = await self._postpone(connection, [(*one, True) for one in retries])
-        self._on_commit()
         return taken, postponed
 
     async def interrupt(self, job: Job) -> None:

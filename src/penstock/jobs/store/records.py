@@ -176,10 +176,21 @@ CHANGE = ManyRows(
     .where(jobs.c.job_id == bindparam("id"))
     .values({name: bindparam(f"new_{name}") for name in _CHANGED})
 )
-BEGIN = ManyRows(
+_WHERE_IT_WAS = (
+    jobs.c.job_id == bindparam("id"),
+    jobs.c.run == bindparam("old_run"),
+    jobs.c.stage == bindparam("old_stage"),
+    jobs.c.version == bindparam("old_version"),
+)
+CHANGE_FROM = ManyRows(
+    update(jobs).where(*_WHERE_IT_WAS).values({name: bindparam(f"new_{name}") for name in _CHANGED})
+)
+_BEGUN = {"attempts": bindparam("begun"), "trying": True}
+BEGIN = ManyRows(update(jobs).where(jobs.c.job_id == bindparam("id")).values(_BEGUN))
+BEGIN_FROM = ManyRows(
     update(jobs)
-    .where(jobs.c.job_id == bindparam("id"))
-    .values(attempts=bindparam("begun"), trying=True)
+    .where(*_WHERE_IT_WAS, jobs.c.attempts == bindparam("old_attempts"), jobs.c.trying.is_(False))
+    .values(_BEGUN)
 )
 _ids: dict[str, ColumnElement[bool]] = {
     # One value, however many ids: a statement for each number of them would be made anew each time.
@@ -303,6 +314,12 @@ def changed_row(record: JobRecord) -> dict[str, Any]:
         "new_updated_us": micros(record.updated_at),
         "new_trying": record.trying,
     }
+
+
+def place_of(record: JobRecord) -> dict[str, Any]:
+    """Where it is, for a change from there: nothing was said of it since."""
+    job = record.job
+    return {"old_run": job.run, "old_stage": job.stage.value, "old_version": record.version}
 
 
 def record_of(pipeline: Pipeline, row: Row[Any]) -> JobRecord:

@@ -4,10 +4,12 @@ nothing."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self, Unpack
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -37,7 +39,7 @@ from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.media import MEDIA
 from penstock.jobs.views.view import JobView, Listing, Position, Wanted, cursor_of, take_in
 from penstock.transactional import Database, insert_into
-from penstock.transactional.many_rows import ManyRows
+from penstock.transactional.many_rows import ManyRows, OvertakenError
 from penstock.transactional.schema import prepare
 
 _log = logging.getLogger("penstock.jobs")
@@ -72,29 +74,52 @@ def _upsert(insert: Any) -> ManyRows:
     return ManyRows(insert.on_conflict_do_update(index_elements=["job_id"], set_=new))
 
 
-_KEEP = {
-    "sqlite": _upsert(sqlite.insert(sql_views)),
-    "postgresql": _upsert(postgresql.insert(sql_views)),
+_INSERT: dict[str, Any] = {
+    "sqlite": sqlite.insert(sql_views),
+    "postgresql": postgresql.insert(sql_views),
+}
+_KEEP = {dialect: _upsert(insert) for dialect, insert in _INSERT.items()}
+_ADD = {
+    dialect: ManyRows(insert.on_conflict_do_nothing(index_elements=["job_id"]))
+    for dialect, insert in _INSERT.items()
 }
 # Where a view is in lists stays as it is, but for an event that comes late: SQLite would move a row
 # within its indexes whenever it is told where it is.
-_CHANGE = ManyRows(
-    update(sql_views)
-    .where(sql_views.c.job_id == bindparam("id"))
-    .values(stage=bindparam("new_stage"), view=bindparam("new_view"))
+_NEW_VIEW: dict[str, Any] = {"stage": bindparam("new_stage"), "view": bindparam("new_view")}
+_IS_IT = sql_views.c.job_id == bindparam("id")
+_CHANGE = ManyRows(update(sql_views).where(_IS_IT).values(_NEW_VIEW))
+_CHANGE_FROM = ManyRows(
+    update(sql_views).where(_IS_IT, sql_views.c.view == bindparam("old_view")).values(_NEW_VIEW)
 )
-_LOCKED = select(sql_views.c.job_id, sql_views.c.view).order_by(sql_views.c.job_id)
+# Events from which on views are made before the transaction that keeps them. Nobody else can write
+# to SQLite meanwhile, and to make them takes longer than to write them; but to read them by itself
+# costs as much as some tens of them.
+_MANY = 100
+_BY_ID = select(sql_views.c.job_id, sql_views.c.view)
 _FIND: dict[str, Any] = {
     # One value, however many ids: a statement for each number of them would be made anew each time.
-    "sqlite": select(sql_views.c.job_id, sql_views.c.view).where(
+    "sqlite": _BY_ID.where(
         sql_views.c.job_id.in_(
             select(func.json_each(bindparam("ids", type_=Text())).table_valued("value").c.value)
         )
     ),
-    "postgresql": _LOCKED.where(
+    "postgresql": _BY_ID.where(
         sql_views.c.job_id == any_(bindparam("ids", type_=ARRAY(String(36))))
-    ).with_for_update(),
+    ).order_by(sql_views.c.job_id),
 }
+# On SQLite nobody else writes before the transaction ends.
+_FIND_LOCKED = _FIND | {"postgresql": _FIND["postgresql"].with_for_update()}
+
+
+class _Changes(Struct):
+    """What events come to: all views that they led to, one after the other, and the last of each
+    job, by their ids: of jobs that nothing was known of, of those that stay where they are in
+    lists, and of others."""
+
+    history: Sequence[JobView]
+    new: Sequence[JobView]
+    stayed: Sequence[JobView]
+    moved: Sequence[JobView]
 
 
 class SqlJobViews:
@@ -117,43 +142,70 @@ class SqlJobViews:
     async def apply(self, events: Sequence[StageEvent]) -> Sequence[JobView]:
         if not events:
             return []
+        if len(events) >= _MANY:
+            with suppress(OvertakenError):
+                return await self._apply_as_read(events)
         async with self._database.transaction() as connection:
-            known, unreadable = await self._locked(connection, events)
-            readable = [event for event in events if event.job_id not in unreadable]
-            places = {job_id: view.queued_at for job_id, view in known.items()}
-            history = [view for _, view in take_in(self._pipeline, known, readable)]
-            changed = {view.job_id: view for view in history}
-            ordered = [changed[name] for name in sorted(changed)]
-            stayed = [_change(one) for one in ordered if places.get(one.job_id) == one.queued_at]
-            if stayed:
-                await _CHANGE.execute(connection, stayed)
-            if len(stayed) < len(ordered):
-                others = [_row(one) for one in ordered if places.get(one.job_id) != one.queued_at]
-                await _KEEP[connection.dialect.name].execute(connection, others)
-        return history
+            if connection.dialect.name == "postgresql":
+                await self._make_rows(connection, events)
+            changes = self._changes(await self._found(connection, events, _FIND_LOCKED), events)
+            if changes.stayed:
+                await _CHANGE.execute(connection, [_change(view) for view in changes.stayed])
+            if others := [*changes.moved, *changes.new]:
+                await _KEEP[connection.dialect.name].execute(connection, [*map(_row, others)])
+        return changes.history
 
-    async def _locked(
-        self, connection: AsyncConnection, events: Sequence[StageEvent]
-    ) -> tuple[dict[str, JobView], set[str]]:
-        """The views of the jobs that events are about, and which of them cannot be read."""
-        dialect = connection.dialect.name
+    async def _apply_as_read(self, events: Sequence[StageEvent]) -> Sequence[JobView]:
+        """They are read before the transaction; `OvertakenError` when one has changed since."""
+        async with self._database.transaction(reading=True) as connection:
+            found = await self._found(connection, events, _FIND)
+        changes = self._changes(found, events)
+        if changes.moved:
+            raise OvertakenError  # Rare, and not worth a way of its own.
+        added = [*map(_row, changes.new)]
+        changed = [_change(view) | {"old_view": found[view.job_id]} for view in changes.stayed]
+        async with self._database.transaction() as connection:
+            if added:
+                await _ADD[connection.dialect.name].execute_each(connection, added)
+            if changed:
+                await _CHANGE_FROM.execute_each(connection, changed)
+        return changes.history
+
+    async def _found(
+        self, connection: AsyncConnection, events: Sequence[StageEvent], query: Mapping[str, Any]
+    ) -> dict[str, bytes]:
+        """What is kept of the jobs that events are about."""
         ids: Any = sorted({event.job_id for event in events})
+        dialect = connection.dialect.name
         if dialect == "sqlite":
-            # Nobody else writes before this transaction ends.
             ids = msgspec.json.encode(ids).decode()
-        else:
-            await self._make_rows(connection, events)
-        found = await connection.execute(_FIND[dialect], {"ids": ids})
+        rows = await connection.execute(query[dialect], {"ids": ids})
+        return {row.job_id: row.view for row in rows}
+
+    def _changes(self, found: Mapping[str, bytes], events: Sequence[StageEvent]) -> _Changes:
+        """An event of a job whose view cannot be read is skipped."""
         known: dict[str, JobView] = {}
         unreadable: set[str] = set()
-        for job_id, data in found:
+        for job_id, data in found.items():
             try:
                 if data:
                     known[job_id] = self._view(data)
             except FailedPreconditionError as error:
                 _log.error("The read model skips what it hears of a job. %s", error)
                 unreadable.add(job_id)
-        return known, unreadable
+        places = {job_id: view.queued_at for job_id, view in known.items()}
+        readable = [event for event in events if event.job_id not in unreadable]
+        history = [view for _, view in take_in(self._pipeline, known, readable)]
+        last = {view.job_id: view for view in history}
+        # In one order everywhere: else two who heard of the same jobs may wait for each other.
+        ordered = [last[name] for name in sorted(last)]
+        here = [one for one in ordered if one.job_id in places]
+        return _Changes(
+            history=history,
+            new=[one for one in ordered if one.job_id not in places],
+            stayed=[one for one in here if places[one.job_id] == one.queued_at],
+            moved=[one for one in here if places[one.job_id] != one.queued_at],
+        )
 
     async def _make_rows(self, connection: AsyncConnection, events: Sequence[StageEvent]) -> None:
         """New jobs get a row first, without a view: then there is one to lock, and of two
