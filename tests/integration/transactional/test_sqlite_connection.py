@@ -143,3 +143,53 @@ def test_an_event_loop_that_ends_in_the_middle_of_a_statement_leaves_no_lock(pat
     may_return.set()
     connection._thread.join()
     assert can_be_locked(path)
+
+
+class Visits:
+    """Counts what goes to the thread of a connection."""
+
+    def __init__(self, connection):
+        self._put, self.count = connection._tx.put_nowait, 0
+        connection._tx = self
+
+    def put_nowait(self, call):
+        self.count += 1
+        self._put(call)
+
+
+async def test_a_statement_and_what_it_finds_are_one_visit_to_the_thread(path):
+    database = await with_things(path)
+    async with database.transaction() as connection:
+        raw = await connection.get_raw_connection()
+        visits = Visits(raw.driver_connection)
+        for _ in range(3):
+            rows = await connection.execute(text("SELECT id FROM things ORDER BY id"))
+            assert [row.id for row in rows] == [1, 2]
+        insert = text("INSERT INTO things VALUES (:id)")
+        assert (await connection.execute(insert, [{"id": 3}, {"id": 4}])).rowcount == 2
+        assert visits.count == 4
+    # The commit; that the connection goes back to its pool is none.
+    assert visits.count == 5
+    await database.aclose()
+
+
+async def test_what_a_statement_finds_can_be_read_bit_by_bit(path):
+    database = await with_things(path)
+    async with database.transaction(reading=True) as connection:
+        stream = await connection.stream(text("SELECT id FROM things ORDER BY id"))
+        assert await stream.fetchone() == (1,)
+        assert await stream.fetchmany(5) == [(2,)]
+        assert await stream.fetchall() == []
+    await database.aclose()
+
+
+async def test_a_block_that_fails_is_rolled_back(path):
+    database = await with_things(path)
+    with pytest.raises(ZeroDivisionError):
+        async with database.transaction() as connection:
+            await connection.execute(text("DELETE FROM things"))
+            raise ZeroDivisionError
+    assert can_be_locked(path)
+    async with database.transaction(reading=True) as connection:
+        assert await connection.scalar(text("SELECT count(*) FROM things")) == 2
+    await database.aclose()
