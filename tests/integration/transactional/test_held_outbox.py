@@ -9,6 +9,7 @@ from penstock.brokers.memory import MemoryBroker
 from penstock.clock import Clock
 from penstock.errors import UnavailableError
 from penstock.message import Draft
+from penstock.transactional.row_leases import Outcomes
 from penstock.transactional.table import table
 from tests.support.outbox_scenes import drafts, ids, outbox_on
 from tests.support.statements import statements_of
@@ -217,3 +218,32 @@ async def test_a_relay_that_is_closed_leaves_nothing_in_its_hands(url):
         await add(scene, outbox, *drafts(1, start=1))
         assert (await outbox.status()).claimed == 0
         assert await scene.relay().step() == 2
+
+
+async def test_what_was_let_go_of_is_not_kept_from_others_by_what_is_in_hand(url):
+    async with outbox_on(url) as scene:
+        relay = scene.relay(lease=600.0)
+        outbox = relay.held_outbox()
+        await add(scene, outbox, *drafts(3))
+        # As after a settlement that the database did not take.
+        lost, _ = await outbox.committed()
+        await add(scene, outbox, *drafts(1, start=3))
+        kept, _ = await outbox.committed()
+        await scene.time_passes()
+        assert await relay._claims.renew(kept)
+        assert await scene.relay().step() == 3
+        assert not await relay._claims.renew(lost)
+        assert ids(await scene.stored()) == ["m-0", "m-1", "m-2"]
+
+
+async def test_what_is_given_back_takes_nothing_along_that_was_added_meanwhile(url):
+    async with outbox_on(url) as scene:
+        relay = scene.relay(lease=600.0)
+        outbox = relay.held_outbox()
+        await add(scene, outbox, *drafts(3))
+        claim, _ = await outbox.committed()
+        await add(scene, outbox, *drafts(1, start=3))
+        async with scene.database.transaction() as connection:
+            assert await relay._claims.settle(connection, claim, Outcomes()) == 3
+        assert (await outbox.status()).claimed == 1
+        assert await relay.send_held() == 1
