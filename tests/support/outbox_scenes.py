@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import case, update
+from sqlalchemy import case, select, update
 
 from penstock import Backoff, Draft, PubSub
 from penstock.broker import Broker
@@ -38,6 +38,12 @@ class Scene:
         async with self.database.transaction() as connection:
             await connection.execute(update(table).values(next_attempt_at=due, lease_until=0))
             await connection.execute(update(bundles).values(lease_until=0))
+
+    async def column(self, name: str, message_id: str) -> Any:
+        """What the row of a message says there."""
+        query = select(table.c[name]).where(table.c.message_id == message_id)
+        async with self.database.transaction(reading=True) as connection:
+            return (await connection.execute(query)).scalar_one()
 
     async def stored(self, topic: str = "orders") -> list[Record]:
         return await stored(await self.pubsub.broker(), topic)
