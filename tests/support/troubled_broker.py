@@ -1,4 +1,4 @@
-"""A broker in whatever trouble a test wants."""
+"""Brokers in whatever trouble a test wants."""
 
 import asyncio
 from collections import defaultdict
@@ -31,6 +31,16 @@ class Troubled(MemoryBroker):
             else:
                 answers += await super().publish(topic, [draft])
         return answers
+
+
+class Away(MemoryBroker):
+    """Out of reach for whoever publishes."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock())
+
+    async def publish(self, topic, drafts):
+        raise errors.UnavailableError("The broker is away")
 
 
 def failing(times, kind=errors.ResourceExhaustedError, only=()):
