@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import case, update
+from sqlalchemy import case, func, select, update
 
 from penstock import Backoff, Draft, PubSub
 from penstock.broker import Broker
@@ -29,8 +29,25 @@ class Scene:
     async def add(
         self, *drafts: Draft, topic: str = "orders", after: float = 0.0
     ) -> tuple[str, ...]:
+        return await self.add_to(self.outbox, *drafts, topic=topic, after=after)
+
+    async def add_to(
+        self,
+        outbox: Outbox,
+        *drafts: Draft,
+        way: str = "add",
+        topic: str = "orders",
+        **options: Any,
+    ) -> Any:
+        """By `add`, which makes a row of each, or by `add_new`, which may make one of all."""
         async with self.database.transaction() as connection:
-            return await self.outbox.add(connection, topic, drafts, after=after)
+            return await getattr(outbox, way)(connection, topic, drafts, **options)
+
+    async def rows(self) -> list[int]:
+        """How many there are: bundles, and rows of messages."""
+        async with self.database.transaction(reading=True) as connection:
+            counts = [select(func.count()).select_from(one) for one in (bundles, table)]
+            return [(await connection.execute(count)).scalar_one() for count in counts]
 
     async def time_passes(self) -> None:
         """Whatever waits is due, and every claim has ended."""
@@ -38,6 +55,12 @@ class Scene:
         async with self.database.transaction() as connection:
             await connection.execute(update(table).values(next_attempt_at=due, lease_until=0))
             await connection.execute(update(bundles).values(lease_until=0))
+
+    async def column(self, name: str, message_id: str) -> Any:
+        """What the row of a message says there."""
+        query = select(table.c[name]).where(table.c.message_id == message_id)
+        async with self.database.transaction(reading=True) as connection:
+            return (await connection.execute(query)).scalar_one()
 
     async def stored(self, topic: str = "orders") -> list[Record]:
         return await stored(await self.pubsub.broker(), topic)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.client import PubSub
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError
 from penstock.jobs.messaging.client import PubSubClient
 from penstock.jobs.messaging.keeping import keeping
 from penstock.jobs.messaging.work_room import WorkRoom
@@ -23,14 +23,13 @@ from penstock.jobs.pipeline.stage import Stage
 from penstock.jobs.service import JobService
 from penstock.jobs.settings import JobSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
-from penstock.jobs.telemetry import JobObserver, subject_of
+from penstock.jobs.telemetry import JobObserver, as_relay_observer
 from penstock.jobs.tools import check_ready, open_tools
 from penstock.jobs.views.memory import JobViews
 from penstock.jobs.views.projection import Projection
 from penstock.jobs.views.sql import SqlJobViews
 from penstock.jobs.views.view import Views
 from penstock.lifetime import running_beside
-from penstock.message import Draft
 from penstock.retrying import Outage, do_every
 from penstock.transactional import Database, Outbox, Relay
 
@@ -123,12 +122,9 @@ async def relaying(
 ) -> AsyncIterator[Relay]:
     """Send what the outbox of the jobs holds, and forget what was sent long ago. Every process
     that has a part in the jobs does; they share the rows."""
-
-    def observe(topic: str, draft: Draft, seconds: float, error: PenstockError | None) -> None:
-        observer.published(subject_of(draft.attributes, 1), topic, seconds, error)
-
     outbox = Outbox(database)
     outage = Outage(_log, "The outbox cannot be cleaned")
+    observe = as_relay_observer(observer)
     async with (
         Relay(database, pubsub, outbox=outbox, observe=observe, **options) as relay,
         running_beside(do_every(_CLEAN_EVERY, lambda: outbox.clean(_REMEMBERED), outage)),

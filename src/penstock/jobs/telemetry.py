@@ -10,7 +10,7 @@ came in is passed on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from penstock.jobs.model.event import JobFailed, StageEvent
 from penstock.jobs.model.names import JobStage, MediaType
+from penstock.message import Draft
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter
@@ -105,14 +106,12 @@ class LoggingObserver(JobObserver):
     def published(
         self, subject: Subject, topic: str, seconds: float, error: Exception | None
     ) -> None:
+        if not _log.isEnabledFor(level := _level_of(error)):
+            return
         fields: dict[str, Any] = {"topic": topic, "seconds": round(seconds, 6)}
-        if error is None:
-            self._log(logging.DEBUG, "published", subject, **fields)
-        else:
+        if error is not None:
             fields["error"] = type(error).__name__
-            # The relay tells of a broker that is away, once for all that waits for it.
-            level = logging.DEBUG if getattr(error, "retryable", False) else logging.WARNING
-            self._log(level, "not published", subject, **fields)
+        self._log(level, "published" if error is None else "not published", subject, **fields)
 
     def received(self, subject: Subject, subscription: str) -> None:
         # What comes again was told of when it was given back; what waits comes for hours.
@@ -133,6 +132,12 @@ class LoggingObserver(JobObserver):
             fields = subject.fields() | more
             told = " ".join(f"{name}={value}" for name, value in fields.items())
             _log.log(level, "%s %s", what, told, extra=fields)
+
+
+def _level_of(error: Exception | None) -> int:
+    """Of a publish. A relay tells of a broker that is away, once for all that waits for it."""
+    is_usual = error is None or getattr(error, "retryable", False)
+    return logging.DEBUG if is_usual else logging.WARNING
 
 
 COMPLETE, CANCELLED = "complete", "cancelled"
@@ -242,6 +247,35 @@ class JobObservers(JobObserver):
                 getattr(observer, what)(*args)
             except Exception:
                 _log.exception("An observer failed in %s", what)
+
+
+_UNSEEN = Subject(job_id=None, user_id=None, media_type=None, stage=None)
+
+
+def as_relay_observer(
+    observer: JobObserver,
+) -> Callable[[str, Draft, float, Exception | None], None]:
+    """For a `Relay`: tells `observer` of every publish. Whom a message is about is found out only
+    where somebody looks at it: metrics do not, and logs only when they have a line to write."""
+    ways = {getattr(one.published, "__func__", None) for one in _each(observer)}
+    logs = LoggingObserver.published in ways
+    ours = (JobObserver, LoggingObserver, PrometheusJobObserver)
+    looks = bool(ways - {one.published for one in ours})
+
+    def observe(topic: str, draft: Draft, seconds: float, error: Exception | None) -> None:
+        seen = looks or (logs and _log.isEnabledFor(_level_of(error)))
+        subject = subject_of(draft.attributes, 1) if seen else _UNSEEN
+        observer.published(subject, topic, seconds, error)
+
+    return observe
+
+
+def _each(observer: JobObserver) -> Iterator[JobObserver]:
+    if type(observer) is JobObservers:
+        for one in observer._observers:
+            yield from _each(one)
+    else:
+        yield observer
 
 
 # Traces.

@@ -15,10 +15,13 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
+    Double,
+    Text,
     and_,
+    bindparam,
     delete,
-    insert,
     select,
     update,
 )
@@ -27,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from penstock.message import Draft
 from penstock.transactional.database import database_time
 from penstock.transactional.outbox import Holder, add_committed, portions
-from penstock.transactional.table import bundles
+from penstock.transactional.table import INSERT_BUNDLES, bundles
 
 _log = logging.getLogger("penstock")
 c = bundles.c
@@ -37,6 +40,20 @@ _AT_A_TIME = 10
 _ASIDE = 3600.0
 _Message = tuple[bytes, dict[str, str], str | None, str | None, str | None, float | None]
 _decoder = msgspec.msgpack.Decoder(list[_Message])
+
+# Made once: to make one takes longer than to execute it.
+_IS_HOLDERS = and_(
+    c.claimed_by == bindparam("holder", type_=Text()),
+    c.fence == bindparam("of_claim", type_=BigInteger()),
+)
+_ARE_OURS = and_(c.name.in_(bindparam("names", type_=Text(), expanding=True)), _IS_HOLDERS)
+_HELD = select(c.name).where(_IS_HOLDERS)
+_RENEW = (
+    update(bundles)
+    .where(_ARE_OURS)
+    .values(lease_until=database_time() + bindparam("lease", type_=Double()))
+)
+_END = delete(bundles).where(_ARE_OURS).returning(c.name, c.created_at)
 
 
 class Bundle(msgspec.Struct, frozen=True):
@@ -53,23 +70,22 @@ async def add_bundles(
     """In the transaction of `connection`; as many as their size takes."""
     made = [Bundle(secrets.token_hex(16), topic, some) for some in portions(drafts)]
     for bundle in made:
-        await connection.execute(_adding(bundle, holder))
+        await INSERT_BUNDLES.execute(connection, [_row(bundle, holder)])
     return made
 
 
 async def held_bundles(connection: AsyncConnection, holder: Holder) -> frozenset[str]:
     """The names of those that were added for it, and committed."""
-    ours = (c.claimed_by == holder.holder, c.fence == holder.of_claim)
-    return frozenset((await connection.scalars(select(c.name).where(*ours))).all())
+    whose = {"holder": holder.holder, "of_claim": holder.of_claim}
+    return frozenset((await connection.scalars(_HELD, whose)).all())
 
 
 async def renew_bundles(
     connection: AsyncConnection, some: Sequence[Bundle], owner: str, fence: int, lease: float
 ) -> int:
     """Those alone: others of the same holder may be in nobody's hands any more."""
-    change = update(bundles).where(_are_ours(some, owner, fence))
-    until = database_time() + lease
-    return (await connection.execute(change.values(lease_until=until))).rowcount
+    ours = _ours(some, owner, fence)
+    return (await connection.execute(_RENEW, {**ours, "lease": lease})).rowcount
 
 
 async def end_bundles(
@@ -80,8 +96,8 @@ async def end_bundles(
 ) -> int:
     """They were sent, but for what is left of each, which becomes rows of the outbox. Returns how
     many messages were in those that were still ours."""
-    gone = delete(bundles).where(_are_ours([bundle for bundle, _ in sent], owner, fence))
-    found = (await connection.execute(gone.returning(c.name, c.created_at))).all()
+    ours = _ours([bundle for bundle, _ in sent], owner, fence)
+    found = (await connection.execute(_END, ours)).all()
     ended: dict[str, float] = {row.name: row.created_at for row in found}
     for bundle, left in sent:
         if left and bundle.name in ended:
@@ -124,26 +140,22 @@ def has_ended(topics: Any) -> ColumnElement[bool]:
     return ended if topics is None else and_(ended, c.topic.in_(topics))
 
 
-def _are_ours(some: Sequence[Bundle], owner: str, fence: int) -> ColumnElement[bool]:
-    names = [bundle.name for bundle in some]
-    return and_(c.name.in_(names), c.claimed_by == owner, c.fence == fence)
+def _ours(some: Sequence[Bundle], owner: str, fence: int) -> dict[str, Any]:
+    return {"names": [bundle.name for bundle in some], "holder": owner, "of_claim": fence}
 
 
-def _adding(bundle: Bundle, holder: Holder) -> Any:
+def _row(bundle: Bundle, holder: Holder) -> dict[str, Any]:
     messages = [
         (one.data, one.attributes, one.ordering_key, one.message_id, one.subject, one.ttl)
         for one in bundle.drafts
     ]
-    return insert(bundles).values(
-        name=bundle.name,
-        topic=bundle.topic,
-        messages=msgspec.msgpack.encode(messages),
-        count=len(messages),
-        created_at=database_time(),
-        claimed_by=holder.holder,
-        fence=holder.of_claim,
-        lease_until=database_time() + holder.lease,
-    )
+    return {
+        "name": bundle.name,
+        "topic": bundle.topic,
+        "messages": msgspec.msgpack.encode(messages),
+        "count": len(messages),
+        **holder._asdict(),
+    }
 
 
 def _drafts(messages: bytes) -> Iterator[Draft]:

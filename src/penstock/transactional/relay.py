@@ -1,6 +1,9 @@
-"""The relay: publishes what the outbox holds, then marks it.
+"""The relay: round after round it publishes what the outbox holds, and marks it.
 
 claim (a transaction) → publish (no transaction) → settle (a transaction)
+
+Here is when it looks, rests and ends; `row_leases.py` says which rows are its own, and
+`claim_publisher.py` what becomes of them.
 
 A crash between any two leaves the rows claimed until the lease ends; then they are published
 again, with the same message ids, and the broker drops what it has.
@@ -13,41 +16,27 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar
+from typing import Self
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.capabilities import publish
 from penstock.client import PubSub
 from penstock.config import check_duration, check_whole
-from penstock.errors import (
-    ClosedError,
-    DeadlineExceededError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    PenstockError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-    UnavailableError,
-)
+from penstock.errors import ClosedError, InvalidArgumentError, PenstockError
 from penstock.lifetime import AsyncClosing
-from penstock.message import Draft, PublishFault, Receipt
 from penstock.retrying import Failures, Outage, Persistence, always, keep_doing
 from penstock.rules.backoff import Backoff
-from penstock.transactional.bundles import Bundle
+from penstock.transactional.claim_publisher import Checkpoint, ClaimPublisher, Observe
 from penstock.transactional.database import Database
 from penstock.transactional.held_outbox import HeldOutbox
 from penstock.transactional.outbox import Outbox
-from penstock.transactional.row_leases import Claim, Claimed, Claims, Outcomes
+from penstock.transactional.row_leases import Claim, Claims, Outcomes
 
 _log = logging.getLogger("penstock")
-_OfTopic = TypeVar("_OfTopic", Claimed, Bundle)
 
-_REASON_LENGTH = 500
 # Seconds between looks at what is in hand: where much is committed, what comes meanwhile goes
 # together. A round costs a sync of the broker and one of the database. After many messages it is
 # longer, since more come.
@@ -58,11 +47,6 @@ _MANY = 16
 _TURN_OF_OTHERS = 0.5
 # For what is given back at the end, and for a driver to end that was cancelled.
 _GRACE = 10.0
-
-# These say something about the broker, not about the row: no attempt is counted.
-_OUT_OF_REACH = (UnavailableError, DeadlineExceededError, ClosedError)
-# Not retryable for the caller of a publish, but likely to be mended while a row waits.
-_MENDABLE = (NotFoundError, PermissionDeniedError, UnauthenticatedError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,8 +88,8 @@ class Relay(AsyncClosing):
         max_attempts: int = 20,
         timeout: float = 30.0,
         name: str | None = None,
-        checkpoint: Callable[[str], None] | None = None,
-        observe: Callable[[str, Draft, float, PenstockError | None], None] | None = None,
+        checkpoint: Checkpoint | None = None,
+        observe: Observe | None = None,
     ) -> None:
         check_whole("batch", batch, 1)
         check_whole("max_bytes", max_bytes, 1)
@@ -121,28 +105,30 @@ class Relay(AsyncClosing):
             )
         self._outbox = outbox or Outbox(database)
         self._database = database
-        self._pubsub = pubsub
         self._batch = batch
         self._max_bytes = max_bytes
         self._lease = lease
         self._poll = poll
-        self._retry = retry or Backoff(initial=0.5, maximum=60.0)
-        # A relay never gives up: rows do, each for itself.
-        self._persistence = Persistence(backoff=self._retry, worth_it=always)
-        self._max_attempts = max_attempts
-        self._timeout = timeout
         self._checkpoint = checkpoint or _nothing
-        self._observe = observe
+        retry = retry or Backoff(initial=0.5, maximum=60.0)
+        # A relay never gives up: rows do, each for itself.
+        self._persistence = Persistence(backoff=retry, worth_it=always)
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         # The name may be shared; what is claimed under it must not be.
         self._claims = Claims(database, f"{self.name}-{secrets.token_hex(6)}", lease, topics)
+        self._publisher = ClaimPublisher(
+            *(pubsub, self.name),
+            retry=retry,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            checkpoint=self._checkpoint,
+            observe=observe,
+        )
         self._keyed_first, self._was_keyed = False, True
         self._statistics = RelayStatistics()
         self._own: HeldOutbox | None = None
         self._looked = self._others_at = 0.0
         self._was_own = self._were_many = False
-        self._told: list[Callable[[], None]] = []
-        self._pauses: dict[str, _Pause] = {}
         self._outage = Outage(_log, f"Relay {self.name} cannot send what waits in the outbox")
         self._wanted = asyncio.Event()
         self._stopping = False
@@ -165,14 +151,9 @@ class Relay(AsyncClosing):
         """Something was committed: look now rather than at the next poll."""
         self._wanted.set()
 
-    @contextmanager
-    def telling(self, call: Callable[[], None]) -> Iterator[None]:
+    def telling(self, call: Callable[[], None]) -> AbstractContextManager[None]:
         """Meanwhile it is called whenever something was published."""
-        self._told.append(call)
-        try:
-            yield
-        finally:
-            self._told.remove(call)
+        return self._publisher.telling(call)
 
     def statistics(self) -> RelayStatistics:
         return self._statistics
@@ -195,11 +176,7 @@ class Relay(AsyncClosing):
 
     async def step(self) -> int:
         """Claim, publish and settle one batch; returns how many messages that was."""
-        held = await self._claim_now()
-        if held is None:
-            return 0
-        await self._deal_with(held)
-        return len(held.claim)
+        return await self._deal_with_any(await self._claim_now())
 
     def held_outbox(self) -> HeldOutbox:
         """An outbox whose rows are this relay's when they are added. Call `wake` once they are
@@ -211,11 +188,7 @@ class Relay(AsyncClosing):
 
     async def send_held(self) -> int:
         """Publish and settle what was added there and is committed; returns how many messages."""
-        held = await self._in_hand()
-        if held is None:
-            return 0
-        await self._deal_with(held)
-        return len(held.claim)
+        return await self._deal_with_any(await self._in_hand())
 
     async def _run(self) -> None:
         # On SQLite one claim leads to the next in the transaction that settles it: each is synced,
@@ -262,7 +235,7 @@ class Relay(AsyncClosing):
 
     async def _of_others(self) -> _Held | None:
         """What nobody has in hand."""
-        if (await self._claims.look(self._paused())).rows:
+        if (await self._claims.look(self._publisher.paused())).rows:
             return await self._claim_now()
         self._others_at = self._looked + _TURN_OF_OTHERS
         return None
@@ -281,7 +254,7 @@ class Relay(AsyncClosing):
         claim = await self._claims.claim_in(
             *(connection, self._batch, self._max_bytes),
             keyed_first=self._keyed_first,
-            without=self._paused(),
+            without=self._publisher.paused(),
         )
         if claim is None:
             # What there was last is what comes next, most likely.
@@ -293,11 +266,14 @@ class Relay(AsyncClosing):
 
     def _leaves_alone(self, topic: str) -> bool:
         """Whoever else there is may send what goes there."""
-        return self._stopping or topic in self._paused()
+        return self._stopping or topic in self._publisher.paused()
 
-    def _paused(self) -> list[str]:
-        now = asyncio.get_running_loop().time()
-        return [topic for topic, pause in self._pauses.items() if pause.until > now]
+    async def _deal_with_any(self, held: _Held | None) -> int:
+        """How many messages that was."""
+        if held is None:
+            return 0
+        await self._deal_with(held)
+        return len(held.claim)
 
     async def _deal_with(self, held: _Held, *, going_on: bool = False) -> _Held | None:
         """Publish and settle what was claimed, and claim what comes next if it is to go on."""
@@ -323,12 +299,12 @@ class Relay(AsyncClosing):
 
     async def _rest_until_wanted(self) -> None:
         """Until there may be something to claim, because somebody says so or a look finds it."""
-        found = await self._claims.look(self._paused())
+        found = await self._claims.look(self._publisher.paused())
         while not self._stopping:
             await self._rest(self._poll if found.due is None else min(self._poll, found.due))
             if self._wanted.is_set():
                 return
-            found = await self._claims.look(self._paused())
+            found = await self._claims.look(self._publisher.paused())
             if found.rows:
                 return
 
@@ -346,7 +322,7 @@ class Relay(AsyncClosing):
                 async with asyncio.timeout_at(began + self._lease) as ours:
                     group.create_task(self._keep(claim, ours, done))
                     try:
-                        await self._publish(claim, outcomes)
+                        await self._publisher.publish(claim, outcomes)
                     finally:
                         done.set()
 
@@ -369,137 +345,6 @@ class Relay(AsyncClosing):
             ours.reschedule(began + self._lease if kept else began)
             if not kept:
                 return
-
-    async def _publish(self, claim: Claim, outcomes: Outcomes) -> None:
-        """Fill `outcomes`, topic by topic side by side."""
-        publish = self._publish_in_turns if claim.keyed else self._publish_at_once
-        async with asyncio.TaskGroup() as group:
-            for topic, rows in _by_topic(claim.rows).items():
-                group.create_task(publish(topic, rows, outcomes))
-            for topic, bundles in _by_topic(claim.bundles).items():
-                group.create_task(self._publish_bundles(topic, bundles, outcomes))
-
-    async def _publish_in_turns(
-        self, topic: str, rows: Sequence[Claimed], outcomes: Outcomes
-    ) -> None:
-        """One row of each key at a time: what comes after a failed one has not been sent."""
-        keys: dict[str | None, list[Claimed]] = {}
-        for row in reversed(rows):
-            keys.setdefault(row.draft.ordering_key, []).append(row)
-        while keys:
-            turn = [waiting.pop() for waiting in keys.values()]
-            await self._publish_at_once(topic, turn, outcomes)
-            for row in turn:
-                gone = row.id in outcomes.published or row.id in outcomes.dead
-                key = row.draft.ordering_key
-                if not gone or not keys[key]:
-                    del keys[key]
-
-    async def _publish_at_once(
-        self, topic: str, rows: Sequence[Claimed], outcomes: Outcomes
-    ) -> None:
-        answers = await self._observed(topic, [row.draft for row in rows])
-        out_of_reach: PenstockError | None = None
-        for row, answer in zip(rows, answers, strict=True):
-            if isinstance(answer, Receipt):
-                outcomes.published[row.id] = answer.sequence
-            elif isinstance(answer.error, _OUT_OF_REACH):
-                out_of_reach = answer.error
-                outcomes.given_back[row.id] = _reason(answer.error)
-            else:
-                self._failed(row, answer.error, outcomes)
-        self._pause(topic, out_of_reach)
-        if outcomes.published:
-            self._tell_published()
-
-    async def _publish_bundles(
-        self, topic: str, bundles: Sequence[Bundle], outcomes: Outcomes
-    ) -> None:
-        """What is not stored is for rows to try again, each for itself."""
-        answers = iter(await self._observed(topic, [one for b in bundles for one in b.drafts]))
-        out_of_reach: PenstockError | None = None
-        for bundle in bundles:
-            left = []
-            # Drafts first: when they end, no answer of the next bundle is taken.
-            for draft, answer in zip(bundle.drafts, answers, strict=False):
-                if isinstance(answer, PublishFault):
-                    left.append(draft)
-                    if isinstance(answer.error, _OUT_OF_REACH):
-                        out_of_reach = answer.error
-            outcomes.left[bundle.name] = left
-        self._pause(topic, out_of_reach)
-        if any(len(outcomes.left[bundle.name]) < len(bundle.drafts) for bundle in bundles):
-            self._tell_published()
-
-    def _tell_published(self) -> None:
-        for call in self._told:
-            call()
-
-    async def _observed(
-        self, topic: str, drafts: Sequence[Draft]
-    ) -> Sequence[Receipt | PublishFault]:
-        self._checkpoint("publishing")
-        began = asyncio.get_running_loop().time()
-        answers = await self._answers(topic, drafts)
-        self._checkpoint("published")
-        if self._observe is not None:
-            took = asyncio.get_running_loop().time() - began
-            for draft, answer in zip(drafts, answers, strict=True):
-                error = answer.error if isinstance(answer, PublishFault) else None
-                self._observe(topic, draft, took, error)
-        return answers
-
-    async def _answers(
-        self, topic: str, drafts: Sequence[Draft]
-    ) -> Sequence[Receipt | PublishFault]:
-        """The broker's answers; whatever it raises is its answer to every draft."""
-        error: PenstockError
-        try:
-            async with asyncio.timeout(self._timeout):
-                answers = await publish(await self._pubsub.broker(), topic, drafts)
-            if len(answers) == len(drafts):
-                return answers
-            # Whose they are nobody can say.
-            error = InternalError(
-                f"Topic {topic!r}: {len(answers)} answers came for {len(drafts)} messages"
-            )
-        except TimeoutError:
-            error = DeadlineExceededError(
-                f"Topic {topic!r} did not answer within {self._timeout:g} s"
-            )
-        except PenstockError as raised:
-            error = raised
-        except Exception as raised:
-            _log.exception("Publishing to %r failed in an unexpected way", topic)
-            error = InternalError(f"{type(raised).__name__}: {raised}")
-        return [PublishFault(error)] * len(drafts)
-
-    def _failed(self, row: Claimed, error: PenstockError, outcomes: Outcomes) -> None:
-        failures = row.attempts + 1
-        hopeful = error.retryable or isinstance(error, _MENDABLE)
-        if hopeful and failures < self._max_attempts:
-            outcomes.again[row.id] = (self._retry.delay(failures), _reason(error))
-            return
-        outcomes.dead[row.id] = _reason(error)
-        _log.error(
-            "Message %s for topic %r is dead after %d attempts: %s",
-            *(row.draft.message_id, row.topic, failures, _reason(error)),
-        )
-
-    def _pause(self, topic: str, error: PenstockError | None) -> None:
-        """Leave a topic alone for a while whose broker is out of reach, or no longer."""
-        if error is None:
-            if (past := self._pauses.pop(topic, None)) is not None:
-                past.outage.over()
-            return
-        if topic not in self._pauses:
-            outage = Outage(_log, f"Topic {topic!r} is out of reach of relay {self.name}")
-            self._pauses[topic] = _Pause(Failures(self._persistence), outage)
-        pause = self._pauses[topic]
-        now = asyncio.get_running_loop().time()
-        delay = pause.failures.pause_after(error, now) or 0.0
-        pause.until = now + delay
-        pause.outage.met(error, delay)
 
     async def _settle(
         self, claim: Claim, outcomes: Outcomes, *, going_on: bool = False
@@ -540,20 +385,6 @@ class _Held:
     began: float
 
 
-@dataclass(slots=True)
-class _Pause:
-    failures: Failures
-    outage: Outage
-    until: float = 0.0
-
-
-def _by_topic(some: Sequence[_OfTopic]) -> dict[str, list[_OfTopic]]:
-    topics: dict[str, list[_OfTopic]] = {}
-    for one in some:
-        topics.setdefault(one.topic, []).append(one)
-    return topics
-
-
 def _sent(claim: Claim, outcomes: Outcomes) -> int:
     """How many messages of its bundles were stored."""
     return sum(
@@ -561,11 +392,6 @@ def _sent(claim: Claim, outcomes: Outcomes) -> int:
         for bundle in claim.bundles
         if bundle.name in outcomes.left
     )
-
-
-def _reason(error: PenstockError) -> str:
-    text = f"{type(error).__name__}: {error}"
-    return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 1] + "…"
 
 
 def _nothing(_: str) -> None:

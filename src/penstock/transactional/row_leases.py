@@ -24,7 +24,6 @@ from sqlalchemy import (
     ColumnElement,
     Double,
     Text,
-    and_,
     bindparam,
     column,
     exists,
@@ -125,6 +124,9 @@ class Outcomes:
     left: dict[str, Sequence[Draft]] = field(default_factory=dict)
     """Of each bundle that was sent, what was not stored."""
 
+    def mentioned(self) -> set[int]:
+        return {*self.published, *self.again, *self.dead, *self.given_back}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Change:
@@ -159,6 +161,11 @@ _DEAD = _Change(
     lambda given: {"state": DEAD, "attempts": c.attempts + 1, "last_error": given["why"]},
 )
 _GIVEN_BACK = _Change({"why": Text()}, lambda given: {"last_error": given["why"]})
+_UNTOUCHED = _Change({}, lambda _: {})
+_RENEWED = _Change(
+    {"lease": Double()},
+    lambda given: {"claimed_by": c.claimed_by, "lease_until": database_time() + given["lease"]},
+)
 
 
 class Claims:
@@ -250,14 +257,14 @@ class Claims:
                 return
 
     async def renew(self, claim: Claim) -> bool:
-        """Ours for a whole lease again; False when it no longer was."""
-        change = (
-            update(table)
-            .where(self._is_ours(claim))
-            .values(lease_until=database_time() + self._lease)
-        )
+        """Ours for a whole lease again; False when it no longer was. Nothing but what is in the
+        claim: rows that were added for one holder share its token, and others of them may be in
+        nobody's hands any more."""
+        kept = 0
         async with self._database.transaction() as connection:
-            kept = (await connection.execute(change)).rowcount
+            if claim.rows:
+                rows = [(row.id, self._lease) for row in claim.rows]
+                kept += await self._change(connection, claim, _RENEWED, rows)
             if claim.bundles:
                 ours = (self._owner, claim.fence, self._lease)
                 kept += await renew_bundles(connection, claim.bundles, *ours)
@@ -268,18 +275,16 @@ class Claims:
         were still ours."""
         if claim.keyed:
             await self._database.lock(connection, _KEYS_LOCK, shared=True)
-        settled = 0
+        settled, mentioned = 0, outcomes.mentioned()
         for kind, rows in (
             (_PUBLISHED, list(outcomes.published.items())),
             (_AGAIN, [(row, *rest) for row, rest in outcomes.again.items()]),
             (_DEAD, list(outcomes.dead.items())),
             (_GIVEN_BACK, list(outcomes.given_back.items())),
+            (_UNTOUCHED, [(row.id,) for row in claim.rows if row.id not in mentioned]),
         ):
             if rows:
                 settled += await self._change(connection, claim, kind, rows)
-        if settled < len(claim.rows):
-            rest = update(table).where(self._is_ours(claim)).values(_FREED)
-            settled += (await connection.execute(rest)).rowcount
         if claim.bundles:
             sent = [(one, outcomes.left.get(one.name, one.drafts)) for one in claim.bundles]
             settled += await end_bundles(connection, sent, self._owner, claim.fence)
@@ -323,9 +328,6 @@ class Claims:
         """Whose rows may be claimed."""
         where = {"without": list(without)}
         return where if self._topics is None else {**where, "topics": self._topics}
-
-    def _is_ours(self, claim: Claim) -> ColumnElement[bool]:
-        return and_(is_pending, c.claimed_by == self._owner, c.fence == claim.fence)
 
 
 # What a claim asks and says is made once: to make it takes longer than to ask it.

@@ -26,6 +26,7 @@ from sqlalchemy import (
     cast,
     column,
     func,
+    insert,
     literal,
     literal_column,
     select,
@@ -135,15 +136,18 @@ GIVEN: Mapping[str, TypeEngine[Any]] = {
 }
 _after: ColumnElement[float] = bindparam("after", type_=Double())
 _lease: ColumnElement[float] = bindparam("lease", type_=Double())
+_HELD = {
+    "claimed_by": bindparam("holder", type_=Text()),
+    "fence": bindparam("of_claim", type_=BigInteger()),
+    "lease_until": case((_lease > 0, database_time() + _lease), else_=literal(0.0)),
+}
 # 0 rather than the time of now: a clock that is set back must not hold up what was to go at once.
 _FRESH = {
     "created_at": func.coalesce(bindparam("since", type_=Double()), database_time()),
     "state": literal(PENDING),
     "attempts": literal(0),
     "next_attempt_at": case((_after > 0, database_time() + _after), else_=literal(0.0)),
-    "claimed_by": bindparam("holder", type_=Text()),
-    "fence": bindparam("of_claim", type_=BigInteger()),
-    "lease_until": case((_lease > 0, database_time() + _lease), else_=literal(0.0)),
+    **_HELD,
 }
 _KNOWN = ["topic", "message_id"]
 
@@ -166,8 +170,9 @@ def _insert_arrays() -> Any:
         **_FRESH,
     }
     rows = select(*values.values()).order_by(given["place"])
-    insert = postgresql.insert(table).from_select(list(values), rows)
-    return insert.on_conflict_do_nothing(index_elements=_KNOWN)
+    filled = postgresql.insert(table).from_select(list(values), rows)
+    return filled.on_conflict_do_nothing(index_elements=_KNOWN)
 
 
 INSERT, INSERT_ARRAYS = ManyRows(_insert()), _insert_arrays()
+INSERT_BUNDLES = ManyRows(insert(bundles).values(created_at=database_time(), **_HELD))

@@ -1,139 +1,33 @@
-"""Messages that are sent by whoever committed them, as one row: as exact as rows of their own."""
-
-import asyncio
+"""Messages that are sent by whoever committed them, as one row. What is said of
+rows as well is in `test_held_outbox.py`."""
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from penstock.brokers.memory import MemoryBroker
 from penstock.clock import Clock
-from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.errors import InvalidArgumentError
 from penstock.message import Draft, PublishFault
 from penstock.transactional.table import bundles, table
 from tests.support.outbox_scenes import drafts, ids, outbox_on
 from tests.support.statements import statements_of
+from tests.support.troubled_broker import Away
 
 pytestmark = pytest.mark.real_time
 ALL = ["m-0", "m-1", "m-2"]
 
 
-async def add(scene, outbox, *messages):
-    async with scene.database.transaction() as connection:
-        await outbox.add_new(connection, "orders", messages)
-
-
-async def rows(scene):
-    """How many there are: bundles, and rows of messages."""
-    async with scene.database.transaction(reading=True) as connection:
-        return [
-            await connection.scalar(select(func.count()).select_from(one))
-            for one in (bundles, table)
-        ]
+async def add(scene, outbox, *messages, topic="orders"):
+    await scene.add_to(outbox, *messages, way="add_new", topic=topic)
 
 
 async def test_what_a_transaction_says_to_a_topic_is_one_row_until_it_is_sent(url):
     async with outbox_on(url) as scene:
         relay = scene.relay()
-        outbox = relay.held_outbox()
-        await add(scene, outbox, *drafts(3))
-        assert await rows(scene) == [1, 0]
-        status = await outbox.status()
-        assert (status.pending, status.claimed, await outbox.pending()) == (3, 3, 3)
-        assert (await outbox.status("others")).pending == 0
-        # Nobody else takes them meanwhile.
-        assert await scene.relay().step() == 0
-        with statements_of(scene.database) as told:
-            assert await relay.send_held() == 3
-        assert [one.split()[0] for one in told if "penstock_outbox" in one] == ["SELECT", "DELETE"]
-        assert ids(await scene.stored()) == ALL
-        assert await rows(scene) == [0, 0]
-        assert relay.statistics().published == 3
-        assert await relay.send_held() == 0
-
-
-async def test_what_was_rolled_back_is_not_sent_and_forgotten_when_its_lease_is_over(url):
-    async with outbox_on(url) as scene:
-        relay = scene.relay(lease=0.001)
-        outbox = relay.held_outbox()
-        with pytest.raises(ZeroDivisionError):
-            async with scene.database.transaction() as connection:
-                await outbox.add_new(connection, "orders", drafts(3))
-                raise ZeroDivisionError
-        assert len(outbox._bundles) == 1
-        await asyncio.sleep(0.01)
-        assert await relay.send_held() == 0
-        assert not outbox._bundles
-        assert await scene.stored() == []
-
-
-async def test_what_a_process_did_not_send_before_it_died_is_everybodys_when_its_lease_ends(url):
-    async with outbox_on(url) as scene:
-        await add(scene, scene.relay().held_outbox(), *drafts(3))
-        other = scene.relay()
-        assert await other.step() == 0
-        await scene.time_passes()
-        assert (await other._claims.look()).rows
-        assert not (await scene.relay(topics=["others"])._claims.look()).rows
-        assert await scene.relay(topics=["others"]).step() == 0
-        assert await other.step() == 3
-        stored = await scene.stored()
-        assert [(one.message_id, one.data, one.attributes) for one in stored] == [
-            (one.message_id, one.data, one.attributes) for one in drafts(3)
-        ]
-        assert await rows(scene) == [0, 3]
-
-
-async def test_a_process_that_died_before_it_settled_leaves_what_is_stored_once(url):
-    async with outbox_on(url) as scene:
-        relay = scene.relay()
-        outbox = relay.held_outbox()
-        await add(scene, outbox, *drafts(3))
-
-        async def die(*_, **__):
-            raise UnavailableError("killed")
-
-        relay._settle = die
-        with pytest.raises(UnavailableError):
-            await relay.send_held()
-        assert await outbox.pending() == 3
-        await scene.time_passes()
-        assert await scene.relay().step() == 3
-        assert ids(await scene.stored()) == ALL
-        assert await outbox.pending() == 0
-
-
-async def test_a_process_that_slept_longer_than_its_lease_sends_nothing_that_others_have(url):
-    async with outbox_on(url) as scene:
-        relay = scene.relay()
         await add(scene, relay.held_outbox(), *drafts(3))
-        await scene.time_passes()
-        assert await scene.relay().step() == 3
-        assert await relay.send_held() == 0
-        assert ids(await scene.stored()) == ALL
-
-
-class Stolen(MemoryBroker):
-    async def publish(self, topic, messages):
-        await self.meanwhile()
-        return await super().publish(topic, messages)
-
-
-async def test_a_process_that_loses_its_lease_while_it_sends_leaves_the_others_rows_alone(url):
-    broker = Stolen(Clock())
-    async with outbox_on(url, broker) as scene:
-        relay = scene.relay()
-        await add(scene, relay.held_outbox(), *drafts(3))
-
-        async def take_over():
-            await scene.time_passes()
-            async with scene.database.transaction() as connection:
-                await scene.relay()._claims.claim_in(connection, 10, 2**20, keyed_first=False)
-
-        broker.meanwhile = take_over
+        assert await scene.rows() == [1, 0]
         await relay.send_held()
-        assert relay.statistics().lost == 3
-        assert await rows(scene) == [0, 3]
-        assert await scene.outbox.pending() == 3
+        assert await scene.rows() == [0, 0]
 
 
 class Choosy(MemoryBroker):
@@ -156,62 +50,17 @@ async def test_what_a_broker_did_not_store_becomes_a_row_and_the_others_are_done
         await add(scene, outbox, *drafts(3))
         assert await relay.send_held() == 3
         assert relay.statistics().published == 2
-        assert await rows(scene) == [0, 1]
+        assert await scene.rows() == [0, 1]
         status = await outbox.status()
         assert (status.pending, status.claimed, status.dead) == (1, 0, 0)
         async with scene.database.transaction(reading=True) as connection:
             assert (await connection.scalar(select(table.c.message_id))) == "m-1"
 
 
-class Away(MemoryBroker):
-    async def publish(self, topic, drafts):
-        raise UnavailableError("The broker is away")
-
-
-async def test_while_a_topic_is_out_of_reach_its_messages_are_for_whoever_reaches_it(url):
-    async with outbox_on(url, Away(Clock())) as scene:
-        relay = scene.relay()
-        outbox = relay.held_outbox()
-        await add(scene, outbox, *drafts(2))
-        assert await relay.send_held() == 2
-        assert await rows(scene) == [0, 2]
-        assert (await outbox.status()).claimed == 0
-        relay._pauses["orders"].until = asyncio.get_running_loop().time() + 60
-        await add(scene, outbox, *drafts(1, start=2))
-        assert await rows(scene) == [0, 3]
-        assert await relay.send_held() == 0
-
-
-async def test_a_claim_of_bundles_alone_is_renewed_until_it_is_lost(url):
-    async with outbox_on(url) as scene:
-        relay = scene.relay(lease=600.0)
-        outbox = relay.held_outbox()
-        await add(scene, outbox, *drafts(3))
-        claim, _ = await outbox.committed()
-        async with scene.database.transaction() as connection:
-            await connection.execute(bundles.update().values(lease_until=0))
-        assert await relay._claims.renew(claim)
-        assert await scene.relay().step() == 0
-        await scene.time_passes()
-        assert await scene.relay().step() == 3
-        assert not await relay._claims.renew(claim)
-
-
-async def test_a_relay_that_is_closed_leaves_nothing_in_its_hands(url):
-    async with outbox_on(url) as scene:
-        async with scene.relay(poll=600.0, lease=600.0) as relay:
-            outbox = relay.held_outbox()
-            await asyncio.sleep(0.05)
-            await add(scene, outbox, *drafts(1))
-        await add(scene, outbox, *drafts(1, start=1))
-        assert (await outbox.status()).claimed == 0
-        assert await scene.relay().step() == 2
-
-
 async def test_a_large_transaction_is_several_rows_and_a_death_loses_none_of_them(url):
     async with outbox_on(url) as scene:
         await add(scene, scene.relay().held_outbox(), *drafts(2500))
-        assert await rows(scene) == [3, 0]
+        assert await scene.rows() == [3, 0]
         await scene.time_passes()
         async with scene.relay(batch=1000) as relay:
             relay.wake()
@@ -252,7 +101,7 @@ async def test_what_has_a_key_or_no_id_is_a_row_of_its_own(url):
         outbox = scene.relay().held_outbox()
         await add(scene, outbox, *drafts(1, "key"))
         await add(scene, outbox, Draft(b""))
-        assert await rows(scene) == [0, 2]
+        assert await scene.rows() == [0, 2]
 
 
 async def test_what_becomes_rows_while_somebody_counts_is_counted(url):
@@ -280,22 +129,6 @@ async def test_what_is_in_hand_need_not_be_hastened(url):
             assert not await outbox.hasten(connection, "others", "m-1")
 
 
-async def test_what_was_let_go_of_is_not_kept_from_others_by_what_is_in_hand(url):
-    async with outbox_on(url) as scene:
-        relay = scene.relay(lease=600.0)
-        outbox = relay.held_outbox()
-        await add(scene, outbox, *drafts(3))
-        # As after a settlement that the database did not take.
-        lost, _ = await outbox.committed()
-        await add(scene, outbox, *drafts(1, start=3))
-        kept, _ = await outbox.committed()
-        await scene.time_passes()
-        assert await relay._claims.renew(kept)
-        assert await scene.relay().step() == 3
-        assert not await relay._claims.renew(lost)
-        assert ids(await scene.stored()) == ALL
-
-
 async def test_who_wants_to_know_is_told_when_something_was_stored_and_only_then(url):
     async with outbox_on(url, Choosy(Clock())) as scene:
         relay = scene.relay()
@@ -304,15 +137,14 @@ async def test_who_wants_to_know_is_told_when_something_was_stored_and_only_then
             await add(scene, relay.held_outbox(), *drafts(3))
             await relay.send_held()
         assert told == [1]
-        async with scene.database.transaction() as connection:
-            await relay.held_outbox().add_new(connection, "missing", drafts(1))
+        await add(scene, relay.held_outbox(), *drafts(1), topic="missing")
         with relay.telling(lambda: told.append(1)):
             await relay.send_held()
         assert told == [1]
 
 
 async def test_what_becomes_rows_is_as_old_as_it_was(url):
-    async with outbox_on(url, Away(Clock())) as scene:
+    async with outbox_on(url, Away()) as scene:
         relay = scene.relay()
         await add(scene, relay.held_outbox(), *drafts(1))
         await add(scene, scene.relay().held_outbox(), *drafts(1, start=1))
@@ -322,7 +154,7 @@ async def test_what_becomes_rows_is_as_old_as_it_was(url):
         await relay.send_held()
         await scene.time_passes()
         await scene.relay().step()
-        assert await rows(scene) == [0, 2]
+        assert await scene.rows() == [0, 2]
         async with scene.database.transaction(reading=True) as connection:
             since = (await connection.scalars(select(table.c.created_at))).all()
         assert max(since) - min(since) < 1800
@@ -356,7 +188,7 @@ async def test_a_message_that_is_not_answered_is_not_taken_for_sent(url):
         relay = scene.relay()
         await add(scene, relay.held_outbox(), *drafts(3))
         await relay.send_held()
-        assert await rows(scene) == [0, 3]
+        assert await scene.rows() == [0, 3]
         assert relay.statistics().published == 0
 
 

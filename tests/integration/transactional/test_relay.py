@@ -1,9 +1,8 @@
-"""The relay: order, retries, claims and their ends, on SQLite and PostgreSQL."""
+"""The relay: its rounds, order, claims and their ends, on SQLite and PostgreSQL."""
 
 import asyncio
 import re
 import sqlite3
-from collections import defaultdict
 
 import pytest
 from sqlalchemy import select, update
@@ -11,7 +10,7 @@ from sqlalchemy import select, update
 from penstock import PubSub, errors
 from penstock.brokers.memory import MemoryBroker
 from penstock.clock import Clock
-from penstock.message import Draft, PublishFault
+from penstock.message import Draft
 from penstock.testing.waiting import eventually
 from penstock.transactional import Database, Outbox, Relay
 from penstock.transactional.row_leases import (
@@ -25,50 +24,9 @@ from penstock.transactional.row_leases import (
 from penstock.transactional.table import table
 from tests.support.outbox_scenes import drafts, ids, outbox_on, until
 from tests.support.statements import statements_of
+from tests.support.troubled_broker import Troubled, failing
 
 pytestmark = pytest.mark.real_time
-
-
-class Troubled(MemoryBroker):
-    """Fails as `trouble` says: called with each draft, it returns an error or None. Publishes
-    wait while `open` is not set."""
-
-    def __init__(self, trouble=lambda draft: None) -> None:
-        super().__init__(Clock())
-        self.trouble = trouble
-        self.open = asyncio.Event()
-        self.open.set()
-        self.calls: list[list[str]] = []
-
-    async def publish(self, topic, drafts):
-        self.calls.append([draft.message_id for draft in drafts])
-        await self.open.wait()
-        answers = []
-        for draft in drafts:
-            error = self.trouble(draft)
-            if error is not None:
-                answers.append(PublishFault(error))
-            else:
-                answers += await super().publish(topic, [draft])
-        return answers
-
-
-def failing(times, kind=errors.ResourceExhaustedError, only=()):
-    """The first `times` attempts of each message fail."""
-    seen = defaultdict(int)
-
-    def trouble(draft):
-        seen[draft.message_id] += 1
-        hit = not only or draft.message_id in only
-        return kind("not now") if hit and seen[draft.message_id] <= times else None
-
-    return trouble
-
-
-async def column(scene, name, message_id):
-    async with scene.database.transaction(reading=True) as connection:
-        query = select(table.c[name]).where(table.c.message_id == message_id)
-        return (await connection.execute(query)).scalar_one()
 
 
 async def test_a_commit_and_a_wake_are_enough(url):
@@ -78,7 +36,7 @@ async def test_a_commit_and_a_wake_are_enough(url):
         await scene.drained()
         assert ids(await scene.stored()) == ["m-0", "m-1", "m-2"]
         assert relay.statistics().published == 3
-        assert await column(scene, "sequence", "m-2") == 3
+        assert await scene.column("sequence", "m-2") == 3
 
 
 async def test_a_relay_of_some_topics_leaves_the_rows_of_others_alone(url):
@@ -92,8 +50,8 @@ async def test_a_relay_of_some_topics_leaves_the_rows_of_others_alone(url):
             await until(lambda: _is(scene.outbox.pending(), 7))
             assert await relay._claims.look() == Prospect(rows=False, due=None)
         assert ids(await scene.stored()) == ["m-3", "m-4", "m-5", "j-0", "j-1"]
-        assert await column(scene, "attempts", "m-0") == 0
-        assert await column(scene, "attempts", "k-0") == 0
+        assert await scene.column("attempts", "m-0") == 0
+        assert await scene.column("attempts", "k-0") == 0
 
 
 async def _is(found, wanted):
@@ -107,26 +65,9 @@ async def test_a_transaction_that_commits_after_a_later_one_is_not_skipped(postg
             await scene.add(*drafts(1, start=1))
             await scene.drained()
             assert ids(await scene.stored()) == ["m-1"]
-        assert await column(scene, "id", "m-0") < await column(scene, "id", "m-1")
+        assert await scene.column("id", "m-0") < await scene.column("id", "m-1")
         await scene.drained()
         assert ids(await scene.stored()) == ["m-1", "m-0"]
-
-
-async def test_a_key_keeps_its_order_through_failures_and_others_go_past_it(url):
-    broker = Troubled(failing(3, only={"a-1"}))
-    async with outbox_on(url, broker) as scene:
-        await scene.add(*drafts(4, "a"), *drafts(4, "b"), *drafts(2))
-        async with scene.relay() as relay:
-            await scene.drained()
-        arrived = ids(await scene.stored())
-        for key, count in (("a", 4), ("b", 4)):
-            assert [i for i in arrived if i[0] == key] == [f"{key}-{n}" for n in range(count)]
-        assert arrived.index("b-3") < arrived.index("a-1")
-        assert relay.statistics().retried == 3
-        assert await column(scene, "attempts", "a-1") == 4
-        # What follows a failed row has not even been sent.
-        sent = [message_id for call in broker.calls for message_id in call]
-        assert sent.index("a-2") > max(n for n, sent_id in enumerate(sent) if sent_id == "a-1")
 
 
 async def test_a_row_of_a_key_added_while_an_earlier_one_waits_does_not_pass_it(url):
@@ -381,10 +322,10 @@ async def test_a_claim_is_renewed_while_a_publish_takes_long(url):
         broker.open.clear()
         async with scene.relay(lease=0.3) as relay:
             await eventually(lambda: broker.calls)
-            first = await column(scene, "lease_until", "m-0")
+            first = await scene.column("lease_until", "m-0")
 
             async def renewed():
-                return await column(scene, "lease_until", "m-0") > first + 0.3
+                return await scene.column("lease_until", "m-0") > first + 0.3
 
             await until(renewed)
             other = Claims(scene.database, "other", lease=0.01)
@@ -409,110 +350,7 @@ async def test_a_relay_that_lost_its_claim_stops_publishing_what_it_has(url):
         await step
         assert broker.calls == [["a-0"]]
         assert slow.statistics().lost == 3
-        assert await column(scene, "claimed_by", "a-0") == "thief"
-
-
-async def test_a_broker_out_of_reach_costs_no_attempts_and_then_everything_arrives(url, caplog):
-    caplog.set_level("INFO")
-    down = [True]
-    broker = Troubled(lambda draft: errors.UnavailableError("down") if down[0] else None)
-    async with outbox_on(url, broker) as scene:
-        await scene.add(*drafts(5), *drafts(5, "a"))
-        async with scene.relay(max_attempts=2, batch=2) as relay:
-            await eventually(lambda: len(broker.calls) > 8)
-            while "down" not in (await column(scene, "last_error", "a-0") or ""):
-                await asyncio.sleep(0.01)
-            assert await column(scene, "attempts", "a-0") == 0
-            down[0] = False
-            await scene.drained()
-        assert relay.statistics().dead == 0
-        assert sorted(ids(await scene.stored())) == sorted(
-            f"{k}-{n}" for k in "am" for n in range(5)
-        )
-        assert await column(scene, "last_error", "a-0") is None
-    # However often it was tried: that it began, and that it is over.
-    told = [r.levelname for r in caplog.records if "out of reach of relay" in r.getMessage()]
-    assert told == ["WARNING", "INFO"]
-
-
-async def test_one_topic_out_of_reach_does_not_hold_up_another(url):
-    broker = Troubled(lambda d: errors.UnavailableError("down") if d.data == b"x" else None)
-    async with outbox_on(url, broker) as scene:
-        await scene.pubsub.topic("stuck").create()
-        await scene.add(*(Draft.of(b"x") for _ in range(50)), topic="stuck")
-        await scene.add(*drafts(5))
-        async with scene.relay(batch=5):
-
-            async def arrived():
-                return len(await scene.stored()) == 5
-
-            await until(arrived)
-        assert await scene.outbox.pending() == 50
-
-
-@pytest.mark.parametrize("raises", [errors.UnavailableError, OSError])
-async def test_whatever_the_broker_raises_the_rows_are_kept(url, raises):
-    class Raising(Troubled):
-        async def publish(self, topic, drafts):
-            if len(self.calls) < 2:
-                self.calls.append([])
-                raise raises("boom")
-            return await super().publish(topic, drafts)
-
-    async with outbox_on(url, Raising()) as scene:
-        await scene.add(*drafts(2))
-        async with scene.relay():
-            await scene.drained()
-        assert len(await scene.stored()) == 2
-
-
-async def test_a_publish_that_never_answers_is_given_up_and_tried_again(url):
-    broker = Troubled()
-    async with outbox_on(url, broker) as scene:
-        await scene.add(*drafts(2))
-        broker.open.clear()
-        async with scene.relay(timeout=0.05):
-            await eventually(lambda: len(broker.calls) > 1)
-            broker.open.set()
-            await scene.drained()
-        assert len(await scene.stored()) == 2
-
-
-async def test_what_can_never_be_published_dies_and_blocks_nothing(url):
-    broker = Troubled(failing(99, errors.InvalidArgumentError, only={"a-1", "m-1"}))
-    async with outbox_on(url, broker) as scene:
-        await scene.add(*drafts(3, "a"), *drafts(3))
-        async with scene.relay() as relay:
-            await scene.drained()
-        assert sorted(ids(await scene.stored())) == ["a-0", "a-2", "m-0", "m-2"]
-        dead = {row.message_id: row.reason for row in await scene.outbox.dead()}
-        reason = "InvalidArgumentError: not now"
-        assert dead == {"a-1": reason, "m-1": reason}
-        assert relay.statistics().dead == 2
-
-
-async def test_a_row_that_keeps_failing_dies_after_its_attempts(url):
-    broker = Troubled(failing(99))
-    async with outbox_on(url, broker) as scene:
-        await scene.add(*drafts(1))
-        async with scene.relay(max_attempts=3):
-            await scene.drained()
-        assert len(broker.calls) == 3
-        [dead] = await scene.outbox.dead()
-        assert (dead.attempts, dead.reason) == (3, "ResourceExhaustedError: not now")
-
-
-async def test_a_topic_that_is_created_late_gets_its_messages(url):
-    async with outbox_on(url) as scene, scene.relay():
-        await scene.add(*drafts(2, "a"), topic="later")
-
-        async def failed():
-            return "later" in str(await column(scene, "last_error", "a-0"))
-
-        await until(failed)
-        await scene.pubsub.topic("later").create(message_retention=60)
-        await scene.drained()
-        assert ids(await scene.stored("later")) == ["a-0", "a-1"]
+        assert await scene.column("claimed_by", "a-0") == "thief"
 
 
 async def test_closing_finishes_the_batch_in_hand(url):

@@ -6,8 +6,7 @@ import logging
 
 from penstock.client import PubSub
 from penstock.errors import PenstockError
-from penstock.jobs.telemetry import JobObserver, subject_of
-from penstock.message import Draft
+from penstock.jobs.telemetry import JobObserver, as_relay_observer
 from penstock.transactional import Database, Relay
 
 _log = logging.getLogger("penstock.jobs")
@@ -24,11 +23,7 @@ class TaskRelay:
     """
 
     def __init__(self, pubsub: PubSub, database: Database, observer: JobObserver) -> None:
-        def observe(topic: str, draft: Draft, seconds: float, error: PenstockError | None) -> None:
-            # One line a message is for those who look for something.
-            if error is not None or _log.isEnabledFor(logging.DEBUG):
-                observer.published(subject_of(draft.attributes, 1), topic, seconds, error)
-
+        observe = as_relay_observer(observer)
         self._relay = Relay(database, pubsub, lease=_LEASE, observe=observe)
         self.outbox = self._relay.held_outbox()
 
