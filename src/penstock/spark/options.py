@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from penstock.config import check_name
@@ -311,7 +311,8 @@ def _by_topic(text: str) -> dict[str, Any]:
 
 def _moment(text: str) -> int:
     """Microseconds since the epoch, from ISO 8601 or from milliseconds."""
-    if text.removeprefix("-").isdecimal() and int(text) * 1000 <= _LAST_MOMENT:
+    # More digits are no time, and Python reads no number of thousands.
+    if len(text) <= 20 and text.removeprefix("-").isdecimal() and int(text) * 1000 <= _LAST_MOMENT:
         return int(text) * 1000
     try:
         moment = datetime.fromisoformat(text)
@@ -321,7 +322,7 @@ def _moment(text: str) -> int:
         raise InvalidArgumentError(
             f"must be a time with a zone, as 2026-01-02T03:04:05Z, or milliseconds, not {text!r}"
         )
-    return round((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def _filter(text: str) -> str:

@@ -28,10 +28,10 @@ def started(monkeypatch):
     return asked
 
 
-def invoke(tmp_path, monkeypatch, *arguments):
+def invoke(tmp_path, monkeypatch, *arguments, command="run"):
     monkeypatch.chdir(tmp_path)
     where = ("--url", "local://./data", "--database", "sqlite:///jobs.db")
-    return CliRunner().invoke(pipeline, ["run", *where, *arguments])
+    return CliRunner().invoke(pipeline, [command, *where, *arguments])
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,26 @@ def test_it_is_ready_only_while_no_query_fails(started, tmp_path, monkeypatch):
     )
     assert invoke(tmp_path, monkeypatch).exit_code == 0
     assert seen == [(503, "not ready: query metadata failed\n"), (200, "ready\n")]
+
+
+@pytest.mark.parametrize(
+    ("done", "code", "told"),
+    [(True, 0, "All that was there is done."), (False, 1, "Stopped before all was done")],
+)
+def test_a_backfill_that_was_stopped_does_not_say_that_all_is_done(
+    started, tmp_path, monkeypatch, done, code, told
+):
+    class Backfilled:
+        def __init__(self, *_):
+            pass
+
+        def stop(self):
+            pass
+
+        def backfill(self, _):
+            return done
+
+    monkeypatch.setattr("penstock.spark.jobs.pipeline.SparkPipeline", Backfilled)
+    ended = invoke(tmp_path, monkeypatch, command="backfill")
+    assert (ended.exit_code, told in ended.output) == (code, True)
+    assert ("is done" in ended.output) == done

@@ -217,6 +217,18 @@ def test_a_query_that_failed_says_so_until_it_has_done_something(time):
     assert kept.lacks is None
 
 
+def test_a_batch_with_nothing_for_it_is_a_batch_that_ended(time):
+    """A stage looks at the messages of others, too."""
+    starts = Starts()
+    kept = KeptQuery("choosy", starts)
+    starts.made[0].failure = RuntimeError("the database is away")
+    look_until_started(kept, time, starts, 2)
+    starts.made[1].recentProgress = [progress(0, rows=0, run="choosy")]
+    time.now += 1
+    kept.look()
+    assert kept.lacks is None
+
+
 def test_failures_with_nothing_to_do_between_them_are_not_failures_in_a_row(time):
     starts = Starts()
     kept = KeptQuery("idle", starts)

@@ -72,6 +72,11 @@ def test_where_to_begin_may_be_a_time_for_each_topic():
         read(topic="orders", startingTimestamp="0", startingOffsets="earliest")
 
 
+def test_the_last_moment_that_there_is_may_be_named():
+    found = read(topic="orders", startingTimestamp="9999-12-31T23:59:59.999999Z")
+    assert found.starting.moment_of("orders") == 253_402_300_799_999_999
+
+
 def test_offsets_may_be_said_of_the_partition_that_a_topic_has():
     given = {"topics": "orders,bills", "endingOffsetsByTimestamp": '{"orders": {"0": 1000}}'}
     found = read(**given, startingOffsets='{"orders": {"0": 17}, "bills": {"0": -1}}')
@@ -111,6 +116,7 @@ def test_what_is_written_otherwise_elsewhere_is_named(options, says):
         ("minPartitions", "²", "whole number"),
         ("maxTriggerDelay", "²s", "must be seconds"),
         ("startingTimestamp", "--5", "milliseconds"),
+        ("startingTimestamp", "9" * 5000, "milliseconds"),
         # Microseconds, and nanoseconds.
         ("startingTimestamp", "1767225600000000", "milliseconds"),
         ("endingOffsetsByTimestamp", '{"orders": 1767225600000000000}', "milliseconds"),

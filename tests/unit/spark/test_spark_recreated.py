@@ -130,6 +130,16 @@ def test_a_checkpoint_of_an_earlier_version_is_gone_on_with(log, told):
         latest(started(log), {"orders": 12})
 
 
+def test_a_checkpoint_beyond_the_end_is_an_error_also_where_all_that_is_there_is_read(log):
+    """The server is that of an older backup: it is the same topic, and shorter."""
+    at = read_all(log)
+    log.topics["orders"].last = 7
+    again = started(log)
+    again.prepareForTriggerAvailableNow()
+    with pytest.raises(FailedPreconditionError, match="the checkpoint at 10"):
+        latest(again, at)
+
+
 def test_a_broker_that_cannot_tell_topics_apart_has_offsets_as_they_were(log):
     log.topics["orders"].identity = ""
     assert read_all(log) == {"orders": 11}

@@ -1,5 +1,6 @@
 """Queries of a pipeline as Spark is asked to start them, without Spark."""
 
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -59,9 +60,108 @@ def test_a_pipeline_lacks_what_its_queries_do(settings, tmp_path):
     assert pipeline.lacks() == "transcription failed; projection failed"
     for query in pipeline._kept:
         query.lacks = None
+    assert pipeline.lacks() == "its queries are starting"
+    pipeline._are_started = True
     assert pipeline.lacks() is None
     pipeline.stop()
     assert pipeline.lacks() == "it is stopping"
+
+
+class Started(SparkPipeline):
+    """Starts queries that are nowhere; `meanwhile` is called with the name of each."""
+
+    @contextmanager
+    def _prepared(self):
+        with ExitStack() as stack:
+            yield stack
+
+    def _lags(self):
+        return SimpleNamespace(look=lambda: None, close=lambda: None)
+
+    def start(self, name, *, once=None):
+        self.started.append(SimpleNamespace(name=name, stop=self.ended.append, **STATE))
+        self.started[-1].stop = lambda: self.ended.append(name)
+        self.started[-1].awaitTermination = lambda _: self.meanwhile(name)
+        return self.started[-1]
+
+    def names(self):
+        return [query.name for query in self.started]
+
+
+STATE = {
+    "isActive": True,
+    "lastProgress": None,
+    "recentProgress": [],
+    "status": {"message": "Waiting for data to arrive", "isTriggerActive": False},
+}
+
+
+@pytest.fixture
+def started(settings, tmp_path, monkeypatch):
+    for name in ("DriverRelay", "Watching"):
+        monkeypatch.setattr(
+            f"penstock.spark.jobs.pipeline.{name}",
+            lambda *_: nullcontext(SimpleNamespace(wait_until_sent=lambda _: None)),
+        )
+    made = Started(Session(), settings, PipelineOptions(checkpoints=str(tmp_path)))
+    made.started, made.ended = [], []
+    return made
+
+
+def test_it_is_not_ready_while_the_last_query_starts(started):
+    said = []
+
+    def let_start(query):
+        said.append(started.lacks())
+        if len(started.started) == 3:
+            said.append("all are started")
+            started._stopping.wait = lambda _: (said.append(started.lacks()), started.stop())
+
+    started._let_start = let_start
+    started.run()
+    assert said == ["its queries are starting"] * 3 + ["all are started", None]
+
+
+def test_one_that_is_stopped_while_it_starts_starts_no_more(started):
+    started._let_start = lambda _: started.stop()
+    started.run()
+    assert started.names() == started.ended == ["metadata"]
+
+
+def test_a_backfill_says_whether_all_was_done(started):
+    started.meanwhile = lambda _: True
+    assert started.backfill()
+    assert started.names() == ["metadata", "transcription", "projection"]
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_backfill_that_is_stopped_says_so_and_starts_no_more(started, done):
+    def meanwhile(_):
+        started.stop()
+        return done
+
+    started.meanwhile = meanwhile
+    assert not started.backfill()
+    assert (started.names(), started.ended) == (["metadata"], [] if done else ["metadata"])
+
+
+def test_a_backfill_that_is_stopped_waits_for_the_batch_that_runs(started, monkeypatch):
+    looks = iter([True, True, False])
+
+    class Status:
+        def __getitem__(self, name):
+            return next(looks) if name == "isTriggerActive" else "Processing new data"
+
+    def meanwhile(_):
+        started.started[-1].status = Status()
+        started.stop()
+        return False
+
+    monkeypatch.setattr("penstock.spark.jobs.kept_query.time.sleep", lambda _: None)
+    started.meanwhile = meanwhile
+    assert not started.backfill()
+    assert started.ended == ["metadata"]
+    assert next(looks, None) is None
 
 
 def test_each_query_that_is_started_has_a_source_of_its_own(settings, tmp_path):

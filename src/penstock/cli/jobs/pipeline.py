@@ -186,10 +186,17 @@ def _run(
             if readiness is not None:
                 readiness.ask, readiness.lacks = made.lacks, None
             if once is not None:
-                made.backfill(once)
-                typer.echo("All that was there is done.")
+                _say_done(done=made.backfill(once))
             else:
                 made.run()
                 typer.echo("Stopped between batches.")
         except PySparkException as error:
             raise FailedPreconditionError(f"Spark: {reason_of(error)}") from error
+
+
+def _say_done(*, done: bool) -> None:
+    """Whoever goes on after a backfill goes on with what it did."""
+    if not done:
+        typer.echo("Stopped before all was done; the next backfill goes on.", err=True)
+        raise typer.Exit(1)
+    typer.echo("All that was there is done.")

@@ -76,18 +76,8 @@ class KeptQuery:
             self._failed(query.exception() or UnavailableError(f"Query {self._name} ended"))
 
     def end(self, drain: float) -> None:
-        """Stopping a query ends its tasks; so wait for a moment between two batches. One that is
-        busy has none: then a batch that has only just begun is ended."""
-        query = self._query
-        if query is None:
-            return
-        until, batch = time.monotonic() + drain, _batch(query)
-        while query.isActive and time.monotonic() < until:
-            if not query.status["isTriggerActive"] or _batch(query) != batch:
-                break
-            time.sleep(0.01)
-        report(self._name, query)
-        query.stop()
+        if self._query is not None:
+            end_between_batches(self._name, self._query, drain)
 
     def _begin(self) -> None:
         try:
@@ -130,6 +120,18 @@ def end_all(queries: Sequence[KeptQuery], drain: float) -> None:
     until = time.monotonic() + drain
     for query in queries:
         query.end(until - time.monotonic())
+
+
+def end_between_batches(name: str, query: StreamingQuery, drain: float) -> None:
+    """Stopping a query ends its tasks; so wait for a moment between two batches. One that is busy
+    has none: then a batch that has only just begun is ended."""
+    until, batch = time.monotonic() + drain, _batch(query)
+    while query.isActive and time.monotonic() < until:
+        if not query.status["isTriggerActive"] or _batch(query) != batch:
+            break
+        time.sleep(0.01)
+    report(name, query)
+    query.stop()
 
 
 def _waits(query: StreamingQuery) -> bool:

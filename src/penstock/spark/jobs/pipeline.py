@@ -33,7 +33,12 @@ from penstock.jobs.settings import JobSettings
 from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.event_source import EventSource
-from penstock.spark.jobs.kept_query import KeptQuery, end_all, look_at_all
+from penstock.spark.jobs.kept_query import (
+    KeptQuery,
+    end_all,
+    end_between_batches,
+    look_at_all,
+)
 from penstock.spark.jobs.lag import Lags, SpoolLags, TopicLags, Watching
 from penstock.spark.jobs.places import absolute, absolute_place, check_reach, prepare_database
 from penstock.spark.jobs.progress import report
@@ -171,6 +176,7 @@ class SparkPipeline:
         self._workplace: Workplace | None = None
         self._stopping = threading.Event()
         self._kept: list[KeptQuery] = []
+        self._are_started = False
 
     def lacks(self) -> str | None:
         """What keeps the queries that `run` keeps running from their work, if anything does. For
@@ -178,7 +184,7 @@ class SparkPipeline:
         if self._stopping.is_set():
             return "it is stopping"
         troubles = [query.lacks for query in self._kept if query.lacks is not None]
-        if not troubles and len(self._kept) < len(self._queries):
+        if not troubles and not self._are_started:
             return "its queries are starting"
         return "; ".join(troubles) or None
 
@@ -197,8 +203,10 @@ class SparkPipeline:
             kept = self._kept
             try:
                 for name in self._queries:
-                    kept.append(KeptQuery(name, partial(self.start, name)))
-                    self._let_start(kept[-1])
+                    if not self._stopping.is_set():
+                        kept.append(KeptQuery(name, partial(self.start, name)))
+                        self._let_start(kept[-1])
+                self._are_started = True
                 while not self._stopping.is_set():
                     look_at_all(kept)
                     self._stopping.wait(_LOOK)
@@ -239,9 +247,10 @@ class SparkPipeline:
             stack.callback(workplace.leave)
             yield stack
 
-    def backfill(self, part: Part = ALL) -> None:
-        """Work through all there is now, or a part of it, stage by stage, and return. What is to be
-        tried again later stays in the outbox, for whoever runs next.
+    def backfill(self, part: Part = ALL) -> bool:
+        """Work through all there is now, or a part of it, stage by stage, and return whether that
+        is done: False when it was stopped before. What is to be tried again later stays in the
+        outbox, for whoever runs next.
 
         A part is read beside what the queries have read: their checkpoints stay where they are, and
         so does the history, which has no gaps.
@@ -255,15 +264,18 @@ class SparkPipeline:
         with self._prepared() as stack:
             relay = stack.enter_context(DriverRelay(self._settings))
             for name in self._queries:
+                if self._stopping.is_set():
+                    return False
                 query = self.start(name, once=part)
                 while not query.awaitTermination(1):
                     report(name, query)
                     if self._stopping.is_set():
-                        query.stop()
-                        return
+                        end_between_batches(name, query, self._options.drain)
+                        return False
                 report(name, query)
                 # What one stage says is what the next works through.
                 relay.wait_until_sent(self._options.drain)
+        return True
 
     def start(self, name: str, *, once: Part | None = None) -> StreamingQuery:
         """Start the query of a stage, from where its checkpoint says; `once`: to end when that part

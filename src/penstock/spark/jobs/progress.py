@@ -28,12 +28,12 @@ def report(name: str, query: StreamingQuery) -> bool:
     """Log the batches that ended since; whether there were any."""
     news = False
     for progress in _since(query):
+        news = True
         _last[str(progress["runId"])] = batch = int(progress["batchId"])
         for source in progress["sources"]:
             _reached.setdefault(name, {}).update(offsets_of(source["endOffset"]))
         rows = sum(int(source["numInputRows"] or 0) for source in progress["sources"])
         if rows:
-            news = True
             seconds = float(progress["durationMs"].get(_WHOLE, 0)) / 1000
             behind = offsets_behind(progress)
             _log.info(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark.session.class_file import class_options
 from penstock.spark.session.java import java_home, scratch
+from penstock.spark.session.launching import heeding_ctrl_c
 from penstock.spark.session.python import interpreter
 from penstock.spark.session.quiet import STACK, say_once
 
@@ -63,7 +64,7 @@ def session(
     settings = {**defaults(address, ui=ui), **(config or {})}
     builder = builder.remote(address) if remote is not None else builder.master(address)
     _import_meanwhile()
-    with _environment(address):
+    with _environment(address), heeding_ctrl_c():
         made = _configured(builder, settings).getOrCreate()
     if remote is None:
         made.sparkContext.setLogLevel(log_level)

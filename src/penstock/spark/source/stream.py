@@ -119,6 +119,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if extents is None:
             extents = self._news(place)
         begin = self._planner.begin(place, extents)
+        for topic, at in begin.items():
+            check_not_beyond(topic, extents[topic], at, "the checkpoint")
         return Place(self._end(begin, extents, limit), identities_of(extents)).to_json()
 
     def _end(self, begin: Offsets, extents: Mapping[str, Extent], limit: ReadLimit) -> Offsets:
@@ -164,8 +166,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             extents = self._rest(extents)
         if self._has_more(place, extents):
             self._idle, self._quiet_since = 0.0, None
-        for topic, at in self._planner.begin(place, extents).items():
-            check_not_beyond(topic, extents[topic], at, "the checkpoint")
         return extents
 
     def _has_more(self, place: Place, extents: Mapping[str, Extent]) -> bool:

@@ -1,0 +1,37 @@
+"""Ctrl-C while Spark's JVM starts."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def heeding_ctrl_c() -> Iterator[None]:
+    """Heed Ctrl-C, while entered, as soon as the JVM is there. PySpark waits for a file that says
+    where to reach it, and takes the folder away when it is interrupted: the JVM, which then cannot
+    write the file, would print pages and stay for ever."""
+    from pyspark import SparkContext
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    asked: list[int] = []
+
+    def heed(number: int, _: object) -> None:
+        asked.append(number)
+        if SparkContext._gateway is not None:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, heed)
+    try:
+        yield
+    finally:
+        # A session has a handler of its own for it, which ends its jobs.
+        if signal.getsignal(signal.SIGINT) is heed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked:
+        raise KeyboardInterrupt
