@@ -23,13 +23,13 @@ RETRY = PublishRetry(attempts=1000, backoff=0.05, maximum_backoff=0.5, deadline=
 
 
 class Diary:
-    """Lines of `moment what who`, appended in one write each."""
+    """Lines of `moment what who`, and what else there is to say, appended in one write each."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def note(self, what: str, who: str) -> None:
-        os.write(self._file, f"{time.monotonic_ns()} {what} {who}\n".encode())
+    def note(self, what: str, who: str, about: str = "") -> None:
+        os.write(self._file, f"{time.monotonic_ns()} {what} {who} {about}\n".encode())
 
 
 async def produce(url: str, diary: Diary, name: str, stopped: asyncio.Event) -> None:
@@ -69,10 +69,10 @@ async def consume(url: str, diary: Diary, name: str, stopped: asyncio.Event) -> 
 
         async def handle(message: Message) -> None:
             who = message.data.decode()
-            diary.note("begun", who)
+            diary.note("begun", who, message.ack_id)
             await asyncio.sleep(0.001)
-            if await message.ack_with_response() is AckResponse.SUCCESS:
-                diary.note("done", who)
+            answer = await message.ack_with_response()
+            diary.note("done" if answer is AckResponse.SUCCESS else answer.name, who)
 
         sub.on("message", handle)
         sub.on("error", lambda error: diary.note("error", type(error).__name__))

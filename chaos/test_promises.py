@@ -8,14 +8,19 @@ their key's order, and how many calls or processes hung.
 
 A server that is alone writes down what was acked a moment after it has confirmed it. When it is
 killed in between it delivers those again, which nobody can help: they are counted as forgotten.
+Which they are is read from its files while it is dead.
+
+When a promise is broken it says what the diaries have of the messages, and keeps all of them.
 """
 
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -24,17 +29,14 @@ import pytest
 from tests.support.brokers import stored
 from tests.support.servers import NatsCluster, NatsServer
 
+from chaos.promise_counts import KeptAcks, Kill, count, read_diary, stories
+from chaos.promises import Diary
 from penstock import PubSub
 from penstock.testing.faults import faulty_proxy
 
 MINUTES = float(os.environ.get("PROMISES_MINUTES", "10"))
 # What was under way when the last fault was over has so long to arrive.
 SETTLES_WITHIN = 90
-# Nanoseconds before its end in which a lone server may confirm an ack and not keep it: nats-py,
-# acking one by one, lost what it was told 0.05 s before, and never what it was told 0.5 s before.
-FORGETS = 5 * 10**8
-# A confirmation may be read and written down a moment after the server is gone.
-LATE = 10**8
 ROLES = ("produce", "produce", "consume", "consume")
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(MINUTES * 60 + 600)]
 
@@ -73,18 +75,16 @@ class Worker:
             return False
         return True
 
-    def lines(self) -> list[tuple[int, str, str]]:
-        text = self.diary.read_text() if self.diary.exists() else ""
-        return [(int(at), what, who) for at, what, who in map(str.split, text.splitlines())]
-
 
 class Faults:
-    """Something goes wrong every few seconds."""
+    """Something goes wrong every few seconds, and is written down."""
 
-    def __init__(self, servers, proxy, workers, mend) -> None:
+    def __init__(self, servers, proxy, workers, mend, folder) -> None:
         self._servers, self._proxy, self._workers, self._mend = servers, proxy, workers, mend
+        self.diary = folder / "faults.diary"
+        self._note = Diary(str(self.diary)).note
         self.counts: dict[str, int] = defaultdict(int)
-        self.kills: list[tuple[int, int]] = []
+        self.kills: list[Kill] = []
 
     async def rage(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -98,81 +98,52 @@ class Faults:
     async def kill_server(self) -> None:
         self.counts["servers killed"] += 1
         victim = random.choice(self._servers)
+        self._note("kill", victim.name)
         began = time.monotonic_ns()
         await asyncio.to_thread(victim.kill)
-        self.kills.append((began, time.monotonic_ns()))
+        ended = time.monotonic_ns()
+        kept = _kept_acks(victim) if len(self._servers) == 1 else None
         await asyncio.sleep(random.uniform(0, 3))
+        self.kills.append(Kill(began, ended, time.monotonic_ns(), kept))
+        self._note("start", victim.name)
         await asyncio.to_thread(victim.start)
         await asyncio.to_thread(self._mend)
+        self._note("started", victim.name)
 
     async def kill_worker(self) -> None:
         self.counts["processes killed"] += 1
-        await asyncio.to_thread(random.choice(self._workers).kill)
+        victim = random.choice(self._workers)
+        self._note("kill", victim.name)
+        await asyncio.to_thread(victim.kill)
 
     async def stop_worker(self) -> None:
         """It stands still, perhaps for longer than messages are lent, and knows nothing of it."""
         self.counts["processes stopped"] += 1
-        process = random.choice(self._workers).process
-        process.send_signal(signal.SIGSTOP)
+        victim = random.choice(self._workers)
+        self._note("stop", victim.name)
+        victim.process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(random.uniform(0, 12))
-        process.send_signal(signal.SIGCONT)
+        self._note("continue", victim.name)
+        victim.process.send_signal(signal.SIGCONT)
 
     async def cut(self) -> None:
         self.counts["cuts"] += 1
+        self._note("cut", "connections")
         self._proxy.cut()
 
     async def freeze(self) -> None:
         self.counts["freezes"] += 1
+        self._note("freeze", "connections")
         self._proxy.freeze()
         await asyncio.sleep(random.uniform(0, 3))
+        self._note("thaw", "connections")
         self._proxy.thaw()
 
 
-def count(workers, records, hung, forgetful):
-    """What became of the messages, from the diaries and the topic's log. `forgetful`: when servers
-    were killed that had nobody to remember for them."""
-    place = {record.data.decode(): record for record in records}
-    lines = sorted(line for worker in workers for line in worker.lines())
-    acked = {who for _, what, who in lines if what == "acked"}
-    failed = [who for _, what, who in lines if what.startswith("failed")]
-    latest: dict[str | None, int] = defaultdict(int)
-    begun, done, doubled, disorder, forgotten = set(), {}, [], [], []
-    for at, what, who in lines:
-        if what == "done":
-            done[who] = at
-        elif what == "begun":
-            begun.add(who)
-            if who in done:
-                since = done[who]
-                if any(began - FORGETS < since < ended + LATE for began, ended in forgetful):
-                    forgotten.append(who)
-                    continue
-                doubled.append(f"{who} was done {_distance(since, forgetful)}")
-            record = place[who]
-            if record.sequence < latest[record.ordering_key]:
-                disorder.append(who)
-            latest[record.ordering_key] = max(latest[record.ordering_key], record.sequence)
-    twice = len(records) - len(place)
-    return (
-        {
-            "acked": len(acked),
-            "missing": len(acked - begun) + len(acked - place.keys()),
-            "doubled": len(doubled) + twice,
-            "out of order": len(disorder),
-            "hung": hung + len(failed),
-        },
-        len(forgotten),
-        doubled,
-    )
-
-
-def _distance(moment, kills):
-    """How far a moment is from the nearest end of a server, which says whose fault it may be."""
-    near = min((abs(moment - end), began, end) for began, end in kills) if kills else None
-    if near is None:
-        return "while no server was killed"
-    _, began, end = near
-    return f"{(began - moment) / 1e9:.3f} s before a kill that took {(end - began) / 1e9:.3f} s"
+def _kept_acks(server):
+    """What a server that is not running will know of the acks when it starts."""
+    [state] = server.folder.glob("data/jetstream/*/streams/promised/obs/promised-sub/o.dat")
+    return KeptAcks.read(state)
 
 
 async def trial(folder, servers, url_of, mend, capsys):
@@ -188,7 +159,7 @@ async def trial(folder, servers, url_of, mend, capsys):
                 enable_exactly_once_delivery=True,
             ).create()
         workers = [Worker(role, url, folder, at) for at, role in enumerate(ROLES)]
-        faults = Faults(servers, proxy, workers, mend)
+        faults = Faults(servers, proxy, workers, mend, folder)
         try:
             await faults.rage(MINUTES * 60)
             producers = [worker for worker in workers if worker.name.startswith("produce")]
@@ -202,13 +173,35 @@ async def trial(folder, servers, url_of, mend, capsys):
             for worker in workers:
                 worker.process.kill()
                 worker.process.wait()
-    alone = faults.kills if len(servers) == 1 else []
-    counts, forgotten, doubled = count(workers, records, hung, alone)
-    told = {**counts, **faults.counts, "forgotten by a killed server": forgotten}
+    lines = sorted(
+        line
+        for diary in (faults.diary, *(worker.diary for worker in workers))
+        for line in read_diary(diary)
+    )
+    counts = count(lines, records, faults.kills)
+    broken = {
+        "missing": len(counts.missing),
+        "doubled": len(counts.doubled) + len(counts.stored_twice),
+        "out of order": len(counts.out_of_order),
+        "hung": hung + len(counts.failed),
+    }
+    told = {"acked": counts.acked, **broken, **faults.counts}
+    told["forgotten by a killed server"] = len(counts.forgotten)
     with capsys.disabled():
         print("\n" + ", ".join(f"{what} {n:,}" for what, n in told.items()))
-    assert counts.pop("acked") > 0
-    assert not any(counts.values()), (counts, doubled)
+        if any(broken.values()):
+            print(stories(counts, lines, records, faults.kills))
+            print("All diaries are in", _kept_diaries(folder))
+    assert counts.acked > 0
+    assert not any(broken.values()), broken
+
+
+def _kept_diaries(folder):
+    """Where they outlive the folders of later tests."""
+    kept = Path(tempfile.mkdtemp(prefix="penstock-promises-"))
+    for path in (*folder.glob("*.diary"), *folder.glob("*.output"), *folder.glob("*/log")):
+        shutil.copy(path, kept)
+    return kept
 
 
 async def _backlog(pubsub):

@@ -102,7 +102,7 @@ class Closing:
         while True:
             now = self._clock.monotonic()
             leased, running = self._deliveries.unfinished(self._spared)
-            if not leased and not running:
+            if self._deliveries.leaving or not (leased or running):
                 return
             limits = [self._end_by] if self._end_by is not None else []
             if not leased:

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from penstock.broker import Broker
+from penstock.callbacks import leave_later
 from penstock.capabilities import check_delayed_nack
 from penstock.clock import NS, Alarm
 from penstock.errors import ClosedError, FlowControlError, PenstockError
@@ -65,6 +66,8 @@ class Deliveries:
         self._flowing = True
         self._drain_due = False
         self._ending = self._closed = False
+        self.leaving = False
+        """A handler wants the program to end: nothing is handed over or waited for any more."""
         self._expired: list[str] | None = None
         self.configure(options)
 
@@ -310,15 +313,26 @@ class Deliveries:
             self._flow.changed()
 
     def _handler_failed(self, message: Message, failure: BaseException) -> None:
-        if self._ending and isinstance(failure, asyncio.CancelledError):
-            return  # `abandon` did it, and gives the message back.
+        if (self._ending or self.leaving) and isinstance(failure, asyncio.CancelledError):
+            return  # `abandon` did it, or the end of the loop; that gives the message back.
         if not self._closed:
             message.nack()
+        if isinstance(failure, KeyboardInterrupt | SystemExit):
+            self._leave(failure)
+            return
         # An exception is somebody else's class, and may refuse even this.
         with suppress(Exception):
             if not hasattr(failure, "__notes__"):
                 failure.add_note(f"Handling message {message.id!r} of {self._source.name!r}")
         self._source.report(failure)
+
+    def _leave(self, wish: BaseException) -> None:
+        """The program is to end. Once: another wish would end the closing that follows."""
+        if not self.leaving:
+            self.leaving = True
+            self.pause()
+            self._flow.changed()
+            leave_later(wish)
 
     # Messages are settled: the verbs of `Message`.
 

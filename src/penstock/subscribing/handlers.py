@@ -121,8 +121,6 @@ class HandlerPool:
         context = self._context.copy()
         try:
             work = context.run(self._handler, message)  # type: ignore[arg-type]
-        except (KeyboardInterrupt, SystemExit):
-            raise
         except BaseException as error:
             self._on_done(message, error)
             return True
@@ -206,11 +204,7 @@ class HandlerPool:
         self, worker: asyncio.Task[None], message: Message, work: Awaitable[Any], context: Context
     ) -> None:
         self._running[message] = worker
-        try:
-            failure = await InContext(work, context)
-        except (KeyboardInterrupt, SystemExit):
-            del self._running[message]
-            raise
+        failure = await InContext(work, context)
         del self._running[message]
         self._on_done(message, failure)
         if worker.cancelling():
@@ -220,7 +214,7 @@ class HandlerPool:
 
 class InContext:
     """Awaits `work` step by step inside `context`, on the current task; the result is what it
-    raised, if it did. Only what is to end the process is raised here."""
+    raised, if it did, whatever that is."""
 
     __slots__ = ("_context", "_work")
 
@@ -238,8 +232,6 @@ class InContext:
                 waited_for = run(step, *value)
             except StopIteration:
                 return None
-            except (KeyboardInterrupt, SystemExit):
-                raise
             except BaseException as error:
                 return error
             if steps is None:

@@ -18,6 +18,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.message import AckResponse, PublishFault, Settlement, Verb
+from penstock.testing import run_real
 from penstock.testing.faults import faulty_proxy
 from tests.support.servers import NatsServer
 
@@ -394,3 +395,37 @@ async def test_what_was_acked_out_of_turn_comes_back_with_a_snapshot(server):
         again = await broker.pull(sub.name, max_messages=9, max_bytes=1000, wait=5)
         assert [d.record.data for d in again] == [b"0", b"1", b"2"]
         await pubsub.delete_snapshot("out-of-turn-snapshot")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"message_ordering": True}, {"enable_exactly_once_delivery": True}]
+)
+def test_a_handler_that_wants_the_program_to_end_keeps_nothing_from_the_next_one(server, options):
+    name = "left-" + "-".join(options)
+
+    async def program():
+        async with PubSub(server.url) as pubsub:
+            topic = await pubsub.topic(name).create()
+            sub = await topic.subscription(f"{name}-sub", ack_deadline=600, **options).create()
+            for at in range(5):
+                await topic.publish_message(b"%d" % at, ordering_key=f"k{at % 2}")
+
+            async def handle(message):
+                raise SystemExit(3)
+
+            sub.on("message", handle)
+            sub.open()
+            await sub.wait_closed()
+
+    async def next_program():
+        async with PubSub(server.url) as pubsub:
+            seen = set()
+            async for message in pubsub.subscription(f"{name}-sub"):
+                seen.add(message.data)
+                message.ack()
+                if len(seen) == 5:
+                    break
+
+    with pytest.raises(SystemExit):
+        run_real(program())
+    run_real(next_program())
