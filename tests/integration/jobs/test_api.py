@@ -4,9 +4,11 @@ import asyncio
 import json
 import math
 import os
+import re
 import socket
 import struct
 import time
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
@@ -705,13 +707,53 @@ async def test_what_is_no_http_and_a_connection_too_many_are_answered_like_all_o
         assert (await client.get("/health")).status_code == 200
 
 
+HEAD = b"POST /jobs HTTP/1.1\r\nHost: here\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [
+        pytest.param(b"GET /", b"x", id="address"),
+        pytest.param(HEAD + b"A: ", b"x", id="header"),
+        pytest.param(HEAD, b"A: b\r\n", id="headers"),
+        pytest.param(CHUNKED + b"2;", b"x", id="note"),
+        pytest.param(CHUNKED + b"0\r\n", b"A: b\r\n", id="trailers"),
+    ],
+)
+async def test_what_begins_and_never_ends_is_cut_off(quick, begins, goes_on):
+    async with api_on(quick, work=False) as (client, _):
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(begins)
+        # It may be cut off while there is still something to read, which is an error here.
+        with suppress(ConnectionError):
+            for _ in range(64):
+                writer.write(goes_on * (2**15 // len(goes_on)))
+                await writer.drain()
+        async with asyncio.timeout(20):
+            with suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_requests_behind_each_other_on_one_connection_are_answered_in_order(quick):
+    ask = "GET /{} HTTP/1.1\r\nHost: here\r\nConnection: {}\r\n\r\n"
+    paths = [("health", "keep-alive"), ("nothing-of-this-name", "keep-alive"), ("health", "close")]
+    async with api_on(quick, work=False) as (client, _):
+        said = "".join(ask.format(*one) for one in paths).encode()
+        answer = await raw_answer(client, said[:20], said[20:])
+        statuses = re.findall(r"HTTP/1\.1 (\d+)", answer)
+        assert statuses == ["200", "404", "200"]
+
+
 async def test_what_a_database_says_is_for_the_log_and_not_for_whoever_asks(quick, caplog):
     async def away(*_):
         said = Exception("unable to open database file on db.internal")
         raise OperationalError("INSERT", None, said)
 
     async with api_on(quick, work=False) as (client, scene):
-        scene.system.store.create = away
+        scene.system.store._create = away
         answer = await client.post("/jobs", json=JOB)
         assert answer.status_code == 503 and answer.headers["retry-after"]
         assert "does not work; try again later" in answer.json()["detail"]
