@@ -1,46 +1,27 @@
 """A database that several processes share: SQLite in one file, or PostgreSQL.
 
-Transactions are SQLAlchemy's; what is added is what makes them right by default: SQLite takes its
-write lock when a transaction begins and syncs every commit, PostgreSQL reads what is committed,
-and whatever fails to connect says so as a `PenstockError` without the password.
+Transactions are SQLAlchemy's; what is added is what makes them right by default: writers of a
+SQLite file take turns, connections are as `engine.py` makes them, and whatever fails to connect
+says so as a `PenstockError` without the password.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-from sqlalchemy import (
-    URL,
-    Dialect,
-    Double,
-    MetaData,
-    NullPool,
-    StaticPool,
-    Table,
-    event,
-    make_url,
-    select,
-    text,
-)
+from sqlalchemy import Double, MetaData, NullPool, Table, event, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import (
-    ArgumentError,
     DataError,
     DBAPIError,
     IntegrityError,
     InterfaceError,
     InternalError,
-    InvalidatePoolError,
-    NoSuchModuleError,
     OperationalError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -51,7 +32,6 @@ from sqlalchemy.sql.functions import FunctionElement
 from penstock.errors import (
     ClosedError,
     FailedPreconditionError,
-    InvalidArgumentError,
     NotFoundError,
     PenstockError,
     ResourceExhaustedError,
@@ -60,19 +40,8 @@ from penstock.errors import (
     UnimplementedError,
 )
 from penstock.lifetime import AsyncClosing
-from penstock.transactional.sqlite_connection import MemoryFile, SqliteConnection
+from penstock.transactional.engine import address_of, is_in_memory, make_engine
 
-# Earlier ones may lose a commit when two processes checkpoint a write-ahead log at once.
-_WAL_IS_SAFE = sqlite3.sqlite_version_info >= (3, 51, 3)
-_IDLE = 1.0
-# A peer that is gone without a word is noticed within a minute, and not after the kernel's hours.
-_POSTGRESQL = {
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,
-}
 # SQLite has no states, only words.
 _AWAY = ("unable to open database file", "is locked", "disk is full", "disk I/O error")
 _REFUSED = ("authentication failed", "no password supplied")
@@ -141,7 +110,7 @@ class Database(AsyncClosing):
     def __init__(
         self, url: str, *, busy_timeout: float = 10.0, pool_size: int = 5, create: bool = True
     ) -> None:
-        self._url = _normalised(url)
+        self._url = address_of(url)
         self._create = create
         self._busy_timeout = busy_timeout
         self._pool_size = pool_size
@@ -268,7 +237,7 @@ class Database(AsyncClosing):
         """Fail here if the file cannot be opened: a failed attempt of aiosqlite leaves a thread
         that speaks up later, perhaps to a loop that is closed by then."""
         path = self._url.database
-        if self.dialect != "sqlite" or _in_memory(self._url) or not path or self._url.query:
+        if self.dialect != "sqlite" or is_in_memory(self._url) or not path or self._url.query:
             return
         if not self._create and not await asyncio.to_thread(Path(path).exists):
             raise NotFoundError(f"There is no database ({self.place}); is that the right path?")
@@ -287,12 +256,12 @@ class Database(AsyncClosing):
         if self._closed:
             raise ClosedError(f"The database is closed ({self.place}); open it again")
         if self._made is None:
-            self._made = _engine(self._url, self._busy_timeout, self._pool_size)
+            self._made = make_engine(self._url, self._busy_timeout, self._pool_size)
         return self._made
 
     @asynccontextmanager
     async def _in_turn(self, reading: bool) -> AsyncIterator[None]:
-        if self.dialect != "sqlite" or (reading and not _in_memory(self._url)):
+        if self.dialect != "sqlite" or (reading and not is_in_memory(self._url)):
             yield
             return
         try:
@@ -371,32 +340,6 @@ def _met_another(error: DBAPIError) -> bool:
     return getattr(error.orig, "sqlstate", None) in ("40001", "40P01")
 
 
-def _normalised(url: str) -> URL:
-    """With the driver we use, or `InvalidArgumentError`, which shows the scheme only."""
-    if not isinstance(url, str):
-        raise InvalidArgumentError(f"A database's address is text, not {type(url).__name__}")
-    drivers = {
-        "sqlite": "sqlite+aiosqlite",
-        "sqlite+aiosqlite": "sqlite+aiosqlite",
-        "postgres": "postgresql+psycopg",
-        "postgresql": "postgresql+psycopg",
-        "postgresql+psycopg": "postgresql+psycopg",
-    }
-    scheme, separator, _ = url.partition("://")
-    hint = "use sqlite:///path or postgresql://user@host/database"
-    if scheme not in drivers:
-        shown = f"{scheme}://" if separator and scheme.isidentifier() else "that address"
-        raise InvalidArgumentError(f"No database for {shown}; {hint}")
-    try:
-        parsed = make_url(url)
-        # Its driver, port and query are looked at only here.
-        parsed = parsed.set(drivername=drivers[scheme])
-        parsed.get_dialect()
-    except (ArgumentError, NoSuchModuleError, ValueError):
-        raise InvalidArgumentError(f"That {scheme} address cannot be read; {hint}") from None
-    return parsed
-
-
 def _is_something_else(path: str) -> bool:
     """Whether there is a file, and it is not SQLite's. SQLite is asked: a process that opens the
     file by other means and closes it loses all locks that it has on it."""
@@ -410,86 +353,6 @@ def _is_something_else(path: str) -> bool:
     finally:
         connection.close()
     return False
-
-
-def _in_memory(url: URL) -> bool:
-    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
-
-
-def _engine(url: URL, busy_timeout: float, pool_size: int) -> AsyncEngine:
-    common: dict[str, Any] = {
-        # Parameters are payloads.
-        "hide_parameters": True,
-        "json_serializer": lambda value: msgspec.json.encode(value).decode(),
-        "json_deserializer": msgspec.json.decode,
-    }
-    if url.get_backend_name() == "postgresql":
-        engine = create_async_engine(
-            url,
-            **common,
-            pool_size=pool_size,
-            max_overflow=0,
-            isolation_level="READ COMMITTED",
-            connect_args={k: v for k, v in _POSTGRESQL.items() if k not in url.query},
-        )
-        event.listen(engine.sync_engine, "checkout", _asked_when_idle(engine.dialect))
-        event.listen(engine.sync_engine, "checkin", _used)
-        return engine
-    # The driver must leave BEGIN to us: it would not take the write lock.
-    arguments: dict[str, Any] = {"timeout": busy_timeout, "isolation_level": None}
-    prepare = _prepared(_in_memory(url))
-    if _in_memory(url):
-        kept = MemoryFile()
-        arguments["async_creator_fn"] = partial(kept.connect, prepare=prepare)
-        engine = create_async_engine(url, **common, poolclass=StaticPool, connect_args=arguments)
-        event.listen(engine.sync_engine, "engine_disposed", lambda _: kept.close())
-    else:
-        arguments["async_creator_fn"] = partial(SqliteConnection, prepare=prepare)
-        engine = create_async_engine(
-            url, **common, pool_size=pool_size, max_overflow=0, connect_args=arguments
-        )
-    event.listen(engine.sync_engine, "begin", _begun)
-    return engine
-
-
-def _asked_when_idle(dialect: Dialect) -> Callable[[Any, Any, Any], None]:
-    """A connection that lay idle is asked whether it is still there; one that was just used need
-    not be, and to ask costs as much as a statement."""
-
-    def ask(connection: Any, record: Any, _: Any) -> None:
-        if time.monotonic() - record.info.get("used", math.inf) < _IDLE:
-            return
-        try:
-            dialect.do_ping(connection)
-        except Exception:
-            raise InvalidatePoolError from None
-
-    return ask
-
-
-def _used(_: Any, record: Any) -> None:
-    record.info["used"] = time.monotonic()
-
-
-def _prepared(in_memory: bool) -> Callable[[sqlite3.Connection], None]:
-    # TRUNCATE rather than DELETE: it syncs the end of a commit, and is the faster of the two.
-    journal = "wal" if _WAL_IS_SAFE else "truncate"
-
-    def prepare(connection: sqlite3.Connection) -> None:
-        connection.execute("PRAGMA foreign_keys = ON").close()
-        connection.execute("PRAGMA synchronous = FULL").close()
-        if not in_memory:
-            connection.execute(f"PRAGMA journal_mode = {journal}").close()
-
-    return prepare
-
-
-def _begun(connection: Any) -> None:
-    reading = connection.get_execution_options().get("reading", False)
-    if connection.info.get("reading", False) != reading:
-        connection.exec_driver_sql("PRAGMA query_only = " + ("ON" if reading else "OFF"))
-        connection.info["reading"] = reading
-    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 def _first_line(error: object, password: str | None) -> str:

@@ -284,5 +284,5 @@ async def test_a_connection_that_ended_while_it_lay_idle_is_made_anew(postgres, 
         async with other.transaction() as connection:
             ended = text("SELECT pg_terminate_backend(:number, 5000)")
             assert (await connection.execute(ended, {"number": first})).scalar_one()
-        monkeypatch.setattr("penstock.transactional.database._IDLE", 0.0)
+        monkeypatch.setattr("penstock.transactional.engine._IDLE", 0.0)
         assert await number() != first

@@ -13,14 +13,8 @@ from penstock.clock import Clock
 from penstock.message import Draft
 from penstock.testing.waiting import eventually
 from penstock.transactional import Database, Outbox, Relay
-from penstock.transactional.row_leases import (
-    Claims,
-    Outcomes,
-    Prospect,
-    _keyed,
-    _keyless,
-    _prospect,
-)
+from penstock.transactional.claim_queries import keyed_rows, keyless_rows, prospect
+from penstock.transactional.row_leases import Claims, Outcomes, Prospect
 from penstock.transactional.table import table
 from tests.support.outbox_scenes import drafts, ids, outbox_on, until
 from tests.support.statements import statements_of
@@ -188,11 +182,11 @@ async def test_a_claim_walks_over_nothing_that_waits(tmp_path):
     async with outbox_on(f"sqlite:///{tmp_path}/app.db") as scene:
         given = {"without": [], "topics": ["orders"]}
         parts = {
-            _keyless(10, True).params(given): {"keyless", "keyless_delayed"},
-            _prospect(True).params(given): {
+            keyless_rows(10, True).params(given): {"keyless", "keyless_delayed"},
+            prospect(True).params(given): {
                 *("keyless", "keyless_delayed", "keyed", "keyed_delayed"),
             },
-            _keyed(10, True).params({**given, "full": []}): {
+            keyed_rows(10, True).params({**given, "full": []}): {
                 "keyed", "keyed_delayed", "claimed", "keys", "delayed_keys",
             },
         }  # fmt: skip
