@@ -738,7 +738,7 @@ async def test_what_begins_and_never_ends_is_cut_off(quick, begins, goes_on):
 
 
 async def test_requests_behind_each_other_on_one_connection_are_answered_in_order(quick):
-    ask = "GET /{} HTTP/1.1\r\nHost: here\r\nConnection: {}\r\n\r\n"
+    ask = "GET /{} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: {}\r\n\r\n"
     paths = [("health", "keep-alive"), ("nothing-of-this-name", "keep-alive"), ("health", "close")]
     async with api_on(quick, work=False) as (client, _):
         said = "".join(ask.format(*one) for one in paths).encode()
