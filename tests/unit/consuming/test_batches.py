@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock import App, Message, Reject, Retry, RetryPolicy
-from penstock.testing import TestApp, eventually
+from penstock.testing import TestApp, eventually, run_virtual
 from tests.support.shop import Invoice, Order
 
 SOON = RetryPolicy(minimum_backoff=1, maximum_backoff=1)
@@ -266,3 +266,25 @@ async def test_as_many_batches_run_as_concurrency_allows():
     async with TestApp(an_app(handle, batch_size=2, concurrency=3)) as shop:
         await send(shop, *range(20))
         assert most == 3
+
+
+def test_batches_that_want_the_program_to_end_let_the_app_close():
+    closed = []
+
+    async def handle(orders: list[Order]) -> None:
+        await asyncio.sleep(1)
+        raise SystemExit(3)
+
+    async def main():
+        app = an_app(handle, batch_size=1)
+        try:
+            async with app:
+                for number in range(3):
+                    await app.publish("orders", Order(number))
+                await asyncio.sleep(1000)
+        finally:
+            closed.append((asyncio.get_running_loop().time(), app.ready))
+
+    with pytest.raises(SystemExit):
+        run_virtual(main())
+    assert closed == [(1.0, False)]

@@ -122,6 +122,7 @@ class NatsBroker:
         self._catalogue.on_forget = self._forget
         self._catalogue.on_change = self._reconfigure
         connection.on_denied = self._denied
+        connection.wire.on_loss(self._lost)
 
     @classmethod
     async def connect(cls, url: str, clock: Clock) -> Self:
@@ -305,6 +306,11 @@ class NatsBroker:
         for queue in self._ordered.values():
             queue.denied(text)
 
+    def _lost(self) -> None:
+        now = self._clock.monotonic()
+        for loans in self._loans.values():
+            loans.lost(now)
+
     def _forget(self, consumer: Consumer) -> None:
         """It is gone, or another than it was."""
         self._mover.leave(consumer)
@@ -406,6 +412,9 @@ class NatsBroker:
         config = consumer.config
         foreign = foreign_ids(consumer, settlements)
         loans = self._loans.get(consumer.key) if needs_loans(config) else None
+        wire = self._connection.wire
+        if loans is not None and wire.connected:
+            loans.served_by(wire.lone_server)
         responses = [_SUCCESS] * len(settlements)
         acks: list[tuple[bytes, bytes]] = []
         now = self._clock.monotonic()
@@ -478,7 +487,14 @@ class NatsBroker:
             loans = self._loans.get(consumer.key)
             if loans is None:
                 loans = self._loans[consumer.key] = Loans(consumer.config)
-            loans.begin(deliveries, self._clock.monotonic())
+            wire, now = self._connection.wire, self._clock.monotonic()
+            if wire.connected:
+                loans.served_by(wire.lone_server)
+                loans.begin(deliveries, now)
+            else:
+                # They came a moment before the connection went.
+                loans.begin(deliveries, now)
+                loans.lost(now)
         if (inbox := self._pushed.get(consumer.key)) is not None:
             inbox.lend([delivery.ack_id for delivery in deliveries])
 

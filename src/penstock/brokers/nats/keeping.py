@@ -24,7 +24,7 @@ class Keeping:
         self._lent_after = 0.0
         self._kept_until = 0.0
         self._unanswered = False
-        # By sequence, of what came since the last renewal.
+        # By sequence, of what came since the last renewal or not long before.
         self._came: dict[int, float] = {}
         self._renewed_at = 0.0
         self._doubts = 0
@@ -61,13 +61,18 @@ class Keeping:
 
     def waited(self, sequences: list[int], since: float) -> set[int]:
         """Which of these, that are taken now, came or were renewed before."""
-        return {s for s in sequences if self._came.pop(s, self._renewed_at) < since}
+        return {s for s in sequences if max(self._came.pop(s, 0.0), self._renewed_at) < since}
+
+    def came_since(self, moment: float) -> set[int]:
+        """What has come since, of what is here."""
+        return {sequence for sequence, at in self._came.items() if at >= moment}
 
     # Renewals.
 
-    def renewing(self, now: float) -> tuple[float, int]:
-        """All that is here is about to be renewed; what to say when the server has read that."""
-        self._came.clear()
+    def renewing(self, now: float, *, forget_before: float) -> tuple[float, int]:
+        """All that is here is about to be renewed; what to say when the server has read that. What
+        came before a moment need not be told by `came_since`."""
+        self._came = {s: at for s, at in self._came.items() if at >= forget_before}
         self._renewed_at = now
         # What comes meanwhile may have been lent since it was asked for.
         since = min(now, self._lent_after) if self._unanswered else now

@@ -152,16 +152,15 @@ class KeyBook:
             if self._turns.get(key) == sequence:
                 del self._turns[key]
 
-    def doubt_here(self) -> None:
-        """What is here may have gone to somebody else: as `doubt_lent`."""
-        for sequence in (*self._held, *self._ready):
+    def doubt_here(self, sequences: Iterable[int] | None = None) -> None:
+        """What is here, or these of it, may have gone to somebody else: as `doubt_lent`."""
+        for sequence in (*self._held, *self._ready) if sequences is None else sequences:
+            here = self._held.pop(sequence, None) or self._ready.pop(sequence, None)
             key = self._keys.get(sequence)
-            if key is not None:
+            if here is not None and key is not None:
                 self.suspects.add(sequence)
                 if self._turns.get(key) == sequence:
                     del self._turns[key]
-        self._held.clear()
-        self._ready.clear()
 
     def doubt(self, record: Record) -> None:
         """It came, and may be somebody else's by now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 
 from penstock.brokers.nats.protocol.consumers import Consumer
@@ -16,6 +17,10 @@ _ACK_ID = re.compile(
     r"\$JS\.ACK\.(?:[^.\s]+\.[^.\s]+\.)?([^.\s]+\.[^.\s]+)\.\d+\.\d+\.\d+\.\d+\.\d+(?:\.[^\s]*)?"
 )
 
+# A server writes down what it lent a moment later: a tenth of a second when it is at leisure, and
+# we may hear late of its end.
+WRITTEN_AFTER = 3.0
+
 # On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
 _ACK = Verb.ACK
 
@@ -25,6 +30,10 @@ class Loans:
 
     What was lent before anybody wrote it down, because its subscription did not need it yet, may be
     ours until `unwritten_until`.
+
+    What a server lent in its last moments it does not know when it is started again. Then it lends
+    that anew, perhaps to others, and takes the ack of the one for that of the other. So it is ours
+    no longer.
     """
 
     def __init__(self, config: SubscriptionConfig, *, unwritten_until: float = 0.0) -> None:
@@ -36,15 +45,41 @@ class Loans:
         self._records: dict[str, Record] = {}
         self._latest: dict[int, str] = {}
         self.moved: set[str] = set()
+        self._lender: str | None = None
+        self._lent_last: deque[tuple[float, list[str]]] = deque()
+        self._doubted: set[str] = set()
 
     def begin(self, deliveries: list[Delivery], now: float) -> None:
         """They came together, and are ours for as long as they say."""
         self._forget_expired(now)
         if self._first_written is None and now < self._unwritten_until:
             self._first_written = min(_nth(d.ack_id) for d in deliveries)
-        self._ends.add(now + deliveries[0].ack_deadline, [d.ack_id for d in deliveries])
+        ack_ids = [d.ack_id for d in deliveries]
+        self._lent_last.append((now, ack_ids))
+        self._drop_written(now)
+        self._ends.add(now + deliveries[0].ack_deadline, ack_ids)
         self._records.update((d.ack_id, d.record) for d in deliveries)
         self._latest.update((d.record.sequence, d.ack_id) for d in deliveries)
+
+    def lost(self, now: float) -> None:
+        """The connection is gone, and perhaps the server."""
+        self._drop_written(now)
+        for _, ack_ids in self._lent_last:
+            self._doubted.update(ack_ids)
+
+    def served_by(self, lender: str) -> None:
+        """We are connected, to this one: it names a run of a server that is alone, and nothing one
+        that has others to remember what it lent."""
+        if self._lender is not None and lender != self._lender and lender:
+            for ack_id in self._doubted:
+                self._ends.discard(ack_id)
+                self._forget(ack_id)
+        self._lender = lender
+        self._doubted.clear()
+
+    def _drop_written(self, now: float) -> None:
+        while self._lent_last and self._lent_last[0][0] < now - WRITTEN_AFTER:
+            self._lent_last.popleft()
 
     def is_open(self, ack_id: str, now: float) -> bool:
         """It is ours to settle: not settled, not over, and it has not come again."""

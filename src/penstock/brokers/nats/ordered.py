@@ -26,6 +26,7 @@ from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.keeping import Keeping
 from penstock.brokers.nats.key_book import KeyBook
+from penstock.brokers.nats.loans import WRITTEN_AFTER
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied
@@ -112,6 +113,8 @@ class OrderedQueue:
         self._idle: asyncio.TimerHandle | None = None
         self._renewing: asyncio.TimerHandle | None = None
         self._closed = False
+        self._lender = ""
+        self._unwritten: set[int] = set()
         self._ignore_losses = wire.on_loss(self._on_loss)
 
     # Those who receive.
@@ -145,6 +148,7 @@ class OrderedQueue:
     def _take(self, max_messages: int, max_bytes: int) -> list[Delivery]:
         if not self._book.ready:
             return []
+        self._heed_restart()
         if not self._is_kept():
             self._doubt()
         taken = self._book.take(max_messages, max_bytes)
@@ -232,6 +236,7 @@ class OrderedQueue:
     async def _fetch(self) -> None:
         """Have a request at the server for as long as somebody receives and there is room."""
         await self._wire.until_connected()
+        self._heed_restart()
         self._subscribe()
         if self._survey.needed:
             self._begin_anew()
@@ -360,6 +365,8 @@ class OrderedQueue:
 
     def _on_loss(self) -> None:
         """What was sent to us and not read is nobody's for a while: it has to be found out."""
+        since = asyncio.get_running_loop().time() - WRITTEN_AFTER
+        self._unwritten |= self._keeping.came_since(since)
         self._begin_anew()
         self._keeping.answered()
         if self._ended is not None and not self._ended.done():
@@ -374,12 +381,22 @@ class OrderedQueue:
         self._give_back_all()
         self._begin_anew()
 
+    def _heed_restart(self) -> None:
+        """A lone server that was started again does not know what it lent last (see `Loans`)."""
+        if self._wire.connected:
+            lender = self._wire.lone_server
+            if lender not in ("", self._lender):
+                self._book.doubt_here(self._unwritten)
+                self._lender = lender
+            self._unwritten.clear()
+
     def _is_kept(self) -> bool:
         """What is here is ours, for all we know."""
         return self._keeping.is_kept(asyncio.get_running_loop().time())
 
     def _give_back_all(self) -> None:
         """What nobody has taken; but not what may be with somebody else already."""
+        self._heed_restart()
         if not self._is_kept():
             self._book.doubt_here()
         self._pulling.give_back([d.ack_id.encode() for d in self._book.give_back_all()])
@@ -422,7 +439,8 @@ class OrderedQueue:
         if self._book.here and not self._is_kept():
             self._doubt()
         ack_ids = self._book.ack_ids()
-        renewal = self._keeping.renewing(asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        renewal = self._keeping.renewing(now, forget_before=now - WRITTEN_AFTER)
         if ack_ids:
             self._tell_renewed(ack_ids)
             self._spawn(self._confirm(renewal))

@@ -35,6 +35,8 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.message import Settlement, Verb
+from penstock.retrying import Persistence, retry
+from penstock.rules.backoff import Backoff
 from penstock.testing import eventually
 from penstock.testing.faults import faulty_proxy
 from tests.support.brokers import publish_when_connected, stored
@@ -103,6 +105,26 @@ async def test_a_subscriber_survives_a_server_that_is_killed(own_server):
                 await publisher.publish_async("orders", b"%d" % n)
         await eventually(lambda: len(seen) == 300, within=120)
         assert sub.is_open
+
+
+@pytest.mark.parametrize("message_ordering", [False, True])
+async def test_what_a_killed_server_may_not_know_that_it_lent_cannot_be_acked(
+    own_server, message_ordering
+):
+    async with PubSub(f"{own_server.url}?timeout=2") as pubsub:
+        topic = await pubsub.topic("orders").create()
+        await topic.subscription(
+            "billing", enable_exactly_once_delivery=True, message_ordering=message_ordering
+        ).create()
+        await topic.publish_message(b"x", ordering_key="k")
+        broker = await pubsub.broker()
+        [delivery] = await broker.pull("billing", max_messages=1, max_bytes=10**6, wait=10)
+        own_server.kill()
+        own_server.start()
+        acks = [Settlement(delivery.ack_id, Verb.ACK)]
+        persistence = Persistence(backoff=Backoff(initial=0.05, maximum=0.5), within=60)
+        answers = await retry(lambda: broker.settle("billing", acks), persistence)
+        assert answers == [AckResponse.INVALID]
 
 
 async def test_connections_that_are_cut_again_and_again_lose_nothing(server):

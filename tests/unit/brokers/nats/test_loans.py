@@ -44,6 +44,32 @@ def test_an_extension_begins_anew_and_everything_else_ends_a_loan():
         assert held.record(ack_id) is None
 
 
+@pytest.mark.parametrize(
+    ("next_lender", "knows"),
+    [("second run", False), ("first run", True), ("", True)],  # The last is one of a cluster.
+)
+def test_what_a_lone_server_lent_last_is_not_ours_when_it_was_started_again(next_lender, knows):
+    held = loans("a")
+    held.served_by("first run")
+    held.begin([lent("b")], 4.0)
+    for moment in (4.5, 4.6):  # The first attempt to connect fails.
+        held.lost(moment)
+    assert held.is_open("b", 4.7)
+    held.served_by(next_lender)
+    assert held.is_open("a", 5.0), "it had written that down long ago"
+    assert held.is_open("b", 5.0) is knows
+
+
+def test_what_a_server_lent_before_a_connection_was_cut_is_not_doubted_for_ever():
+    held = loans("a")
+    held.served_by("first run")
+    held.lost(0.1)
+    held.served_by("first run")
+    held.lost(9.0)
+    held.served_by("second run")
+    assert held.is_open("a", 9.1)
+
+
 def test_what_has_expired_is_forgotten_when_more_is_lent():
     held = loans("a")
     held.begin([lent("b")], 10.0)
@@ -144,6 +170,10 @@ async def test_nobody_looks_for_dead_letters_of_a_subscription_that_is_gone():
     assert left == [consumer]
 
 
+def wire():
+    return SimpleNamespace(check_open=lambda: None, connected=True, lone_server="first run")
+
+
 def plain_broker(consumer):
     """One without loans, and what it tells the server."""
     sent = []
@@ -155,7 +185,7 @@ def plain_broker(consumer):
         sent.extend(acks)
 
     broker = NatsBroker.__new__(NatsBroker)
-    broker._connection = SimpleNamespace(wire=SimpleNamespace(check_open=lambda: None))
+    broker._connection = SimpleNamespace(wire=wire())
     broker._catalogue = SimpleNamespace(consumer=known)
     broker._clock, broker._pulling = VirtualClock(), SimpleNamespace(write_acks=write_acks)
     broker._failing = Failing(None, None, None, "penstock")
@@ -172,7 +202,7 @@ def exactly_once_broker():
         return consumer
 
     broker = NatsBroker.__new__(NatsBroker)
-    broker._connection = SimpleNamespace(wire=SimpleNamespace(check_open=lambda: None))
+    broker._connection = SimpleNamespace(wire=wire())
     broker._catalogue = SimpleNamespace(consumer=known)
     broker._clock, broker._pulling = VirtualClock(), Pulling()
     broker._ordered, broker._acking, broker._loans = {}, {}, {}
@@ -209,3 +239,18 @@ async def test_what_comes_again_while_its_ack_is_lost_is_handed_over_and_alone_i
     assert await pulled == [delivery(2)]
     broker._remember(consumer, await pulled)
     assert await broker.settle("billing", acks) == [AckResponse.INVALID]
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_an_ack_of_what_a_server_may_not_know_it_lent_is_invalid_and_not_sent(connected):
+    broker, consumer = exactly_once_broker()
+    wire = broker._connection.wire
+    if not connected:  # It came as the connection went.
+        wire.connected = False
+        broker._remember(consumer, [delivery(1)])
+    else:
+        broker._lost()
+    wire.connected, wire.lone_server = True, "second run"
+    acks = [Settlement(delivery(1).ack_id, Verb.ACK)]
+    assert await broker.settle("billing", acks) == [AckResponse.INVALID]
+    assert not broker._pulling.confirms.done()

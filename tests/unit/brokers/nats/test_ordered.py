@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from penstock.brokers.nats.ordered import OrderedQueue
 from penstock.brokers.nats.protocol.consumers import Consumer
@@ -26,6 +27,7 @@ class Server:
 
     timeout = 5.0
     connected = True
+    lone_server = "first run"
 
     def __init__(self, messages):
         self.new = list(range(1, messages + 1))
@@ -262,6 +264,25 @@ async def test_after_a_lost_connection_keys_wait_until_it_is_known_who_has_what(
         server.answered.set_result(None)
         server.attempts = {2: 1, 3: 1}  # What is here, and nothing else, is unsettled.
         assert await receiver.pull(5) == [2]
+
+
+@pytest.mark.parametrize(
+    ("pause", "lender", "handed_over"),
+    [(0, "second run", []), (4, "second run", [2]), (0, "first run", [2]), (0, "", [2])],
+)
+async def test_what_a_lone_server_lent_last_is_not_handed_over_when_it_was_started_again(
+    pause, lender, handed_over
+):
+    async with receiving() as (server, receiver):
+        server.answers = False
+        await asyncio.sleep(pause)
+        server.lose()
+        server.lone_server, server.attempts = lender, {}
+        receiver.queue.settled(1, b"+ACK")
+        assert await receiver.pull(0.5) == handed_over
+        assert receiver.given_back == []
+        server.lend(2)
+        assert await receiver.pull(0.5) == [2]
 
 
 async def test_whoever_is_not_served_any_more_gives_back_and_asks_who_has_what():

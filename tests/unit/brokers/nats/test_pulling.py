@@ -179,10 +179,22 @@ async def test_what_was_long_under_way_is_not_taken_for_new(wire):
     """The connection stood still: the server's word is as old as what came behind it."""
     began = asyncio.get_running_loop().time()
     pull = await dated_pull(wire, wait=30, heartbeat=2)
-    await asyncio.sleep(20)
+    await asyncio.sleep(3.9)
     wire.end(NOTHING_YET)
     wire.deliver(FIRST)
     assert (await pull)[1] == began + 2
+
+
+@pytest.mark.parametrize(("after", "goes_back"), [(5, True), (20, False)])
+async def test_what_comes_after_a_server_fell_silent_goes_back_unless_it_may_be_anothers(
+    wire, after, goes_back
+):
+    pull = await dated_pull(wire, wait=30, heartbeat=2)
+    assert await pull == ([], 0.0)
+    await asyncio.sleep(after - asyncio.get_running_loop().time())
+    wire.end(NOTHING_YET)
+    wire.deliver(FIRST)
+    assert wire.posted == ([given_back(FIRST)] if goes_back else [])
 
 
 class LateWire(Wire):
@@ -229,6 +241,60 @@ async def test_signs_that_come_late_take_nothing_from_the_time_of_what_follows_t
         found = await broker._take(consumer, 1, 1000, 30, None)
     assert [delivery.ack_deadline for delivery in found] == [1]
     assert wire.lent == 1, "what came first was handed over"
+
+
+class SilentWire(LateWire):
+    """To a server, or past somebody, that gives so many signs for a request and then no more. What
+    it has lent and is not acked it lends again after the ack deadline, for as long as somebody
+    waits for it."""
+
+    def __init__(self, *, lends_after, ack_deadline, signs=0):
+        super().__init__(lends_after=lends_after)
+        self._ack_deadline = ack_deadline
+        self._signs = signs
+        self.requests = 0
+
+    def subscribe(self, subject, sink):
+        super().subscribe(subject, sink)
+        self._waiting = None
+        return self._leave
+
+    def _leave(self):
+        self._waiting = None
+
+    def _answer(self, to, wait, sign):
+        loop = asyncio.get_running_loop()
+        self.requests += 1
+        self._waiting = to
+        for n in range(1, self._signs + 1):
+            loop.call_later(n * sign, self.sinks[-1], to, b"", NOTHING_YET, b"")
+        loop.call_at(max(self._lends_at, loop.time()), self._lend, to)
+
+    def _lend(self, to):
+        if to == self._waiting and asyncio.get_running_loop().time() >= self._lends_at:
+            self._waiting = None
+            self.lent += 1
+            self._lends_at += self._ack_deadline
+            self.deliver(FIRST)
+
+
+@pytest.mark.parametrize("signs", [0, 3])
+async def test_a_server_that_falls_silent_is_asked_again_and_what_it_lends_is_not_taken_for_old(
+    signs,
+):
+    config = SubscriptionConfig(
+        name="billing", topic="orders", enable_exactly_once_delivery=True, ack_deadline=8
+    )
+    consumer = Consumer("orders", "billing", config)
+    wire = SilentWire(lends_after=17.9, ack_deadline=8, signs=signs)
+    broker = NatsBroker.__new__(NatsBroker)
+    broker._connection, broker._pulling = SimpleNamespace(wire=wire), pulling(wire)
+    async with asyncio.timeout(60):
+        found = []
+        while not found:
+            found = await broker._take(consumer, 1, 1000, 30, None)
+    assert found[0].ack_deadline > 4, "more than half of its time is left"
+    assert (wire.lent, wire.requests) == (1, 3 if signs else 9)
 
 
 @pytest.mark.parametrize(("wait", "heartbeat"), [(3, 2), (30, 0)])

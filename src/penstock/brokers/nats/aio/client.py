@@ -119,6 +119,12 @@ class SteadyClient(nats.aio.client.Client):
     def io(self) -> Transport:
         return cast("Transport", self._transport)
 
+    @property
+    def lone_server(self) -> str:
+        """Which run of which server this is, of one that is alone; nothing for one of a cluster."""
+        info = self._server_info
+        return "" if info.get("cluster") else str(info.get("server_id", ""))
+
     def send(self, data: bytes) -> None:
         """Write with what else is sent in this turn of the event loop: an ack, the next pull and
         what a handler publishes are one call to the system, not three."""

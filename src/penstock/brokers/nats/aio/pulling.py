@@ -55,10 +55,13 @@ class Inbox:
         self.done: asyncio.Future[None] | None = None
         self.heartbeat = 0.0
         """Seconds after which the server is to say that it has nothing yet; 0: it is not to."""
+        self.signs = 0
+        """How often it has said so."""
         self.lent_since = 0.0
         """What came last was lent at this time of the event loop or later."""
         self.quiet_after: float | None = None
         """Seconds without a message after which those that came are enough; None: never."""
+        self._watching: asyncio.TimerHandle | None = None
         self.is_cut_short = False
         """The server still has the last request."""
         self.hand_over: HandOver | None = None
@@ -90,6 +93,7 @@ class Inbox:
                         # The first so long after the request, and each so long after another: the
                         # server cannot have sent it, or what comes behind it, any earlier.
                         self.lent_since += self.heartbeat
+                        self.signs += 1
                     else:
                         self._end(status, pending_of(block), done)
                 return
@@ -101,22 +105,45 @@ class Inbox:
         if len(self.messages) == self.wanted:
             self._complete(done)
         elif self.quiet_after is not None and len(self.messages) == 1:
-            self._watch(done, self.quiet_after)
+            self._watch(done, self.quiet_after, lambda: len(self.messages))
 
-    def _watch(self, done: asyncio.Future[None], seconds: float) -> None:
+    def watch_for_signs(self) -> None:
+        """Take what came for enough when the server falls silent: whoever asked can ask again, and
+        what comes late is not taken for old because nobody said when it was not there yet."""
+        if self.done is not None:
+            seconds = _SILENCE * self.heartbeat
+            self._watch(self.done, seconds, lambda: len(self.messages) + self.signs)
+
+    @property
+    def is_late(self) -> bool:
+        """What comes now may have been under way for so long that it is another's."""
+        if not self.heartbeat:
+            return False
+        age = asyncio.get_running_loop().time() - self.lent_since
+        return age >= _LATE * self.heartbeat
+
+    def stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    def _watch(
+        self, done: asyncio.Future[None], seconds: float, progress: Callable[[], int]
+    ) -> None:
         """Look now and then whether more has come."""
-        seen = len(self.messages)
+        seen = progress()
 
         def look() -> None:
             if done.done():
                 return
-            if len(self.messages) > seen:
-                self._watch(done, seconds)
+            if progress() > seen:
+                self._watch(done, seconds, progress)
             else:
                 self.is_cut_short = True
                 done.set_result(None)
 
-        asyncio.get_running_loop().call_later(seconds, look)
+        self.stop_watching()
+        self._watching = asyncio.get_running_loop().call_later(seconds, look)
 
     def _end(
         self, status: tuple[int, str], pending: int | None, done: asyncio.Future[None]
@@ -264,7 +291,8 @@ class Pulling:
             request["no_wait"] = True
         if wait:
             request["expires"] = int(wait * NS)
-        if 0 < 2 * inbox.heartbeat <= wait:  # The server takes no others.
+        signs = 0 < 2 * inbox.heartbeat <= wait  # The server takes no others.
+        if signs:
             request["idle_heartbeat"] = int(inbox.heartbeat * NS)
         if max_bytes:
             request["max_bytes"] = max_bytes
@@ -272,7 +300,7 @@ class Pulling:
             request["group"] = consumer.group
         subject = next_message(consumer.stream, consumer.name).encode()
         body = encode_request(request)
-        await self._request(inbox, [(subject, body)], expected=batch, wait=wait)
+        await self._request(inbox, [(subject, body)], expected=batch, wait=wait, signs=signs)
         code, text = inbox.status
         if inbox.messages or inbox.is_taken:
             return inbox.messages
@@ -293,10 +321,17 @@ class Pulling:
         return []
 
     async def _request(
-        self, inbox: Inbox, parts: list[tuple[bytes, bytes]], *, expected: int, wait: float = 0.0
+        self,
+        inbox: Inbox,
+        parts: list[tuple[bytes, bytes]],
+        *,
+        expected: int,
+        wait: float = 0.0,
+        signs: bool = False,
     ) -> None:
         """Send payloads to subjects and wait for `expected` answers or the status that ends them,
-        the server's timeout beyond the `wait` that was asked for."""
+        the server's timeout beyond the `wait` that was asked for; or, if it was asked for `signs`,
+        until there are none."""
         done = inbox.expect(expected)
         inbox.asked = parts
         await self._wire.write(
@@ -305,10 +340,13 @@ class Pulling:
         # Not `asyncio.timeout`, which costs a message that comes alone a tenth of its way.
         seconds = wait + self._connection.options.timeout
         timer = asyncio.get_running_loop().call_later(seconds, _give_up, inbox, seconds)
+        if signs:
+            inbox.watch_for_signs()
         try:
             await done
         finally:
             timer.cancel()
+            inbox.stop_watching()
 
     @contextmanager
     def _inbox(self, *, lent: bool = True) -> Iterator[Inbox]:
@@ -335,10 +373,15 @@ class Pulling:
             name = f"{self._prefix}.{next(self._names)}"
             inbox = Inbox(name)
             inbox.afterwards = self._wire.afterwards
-            inbox.on_stray = lambda reply: self.give_back([reply] if inbox.lent else [])
+            inbox.on_stray = lambda reply: self._stray(inbox, reply)
             inbox.unsubscribe = self._wire.subscribe(f"{name}.*", inbox.receive)
         self._busy.add(inbox)
         return inbox
+
+    def _stray(self, inbox: Inbox, reply: bytes) -> None:
+        """It came when nobody waited any more."""
+        if inbox.lent and not inbox.is_late:
+            self.give_back([reply])
 
     def _abandon(self, inbox: Inbox) -> None:
         """A request that was given up: what still comes for it is given back."""
@@ -372,6 +415,10 @@ _ASK_AGAIN_AFTER = 0.25
 # has come for one is handed over when nothing followed for so long.
 _SIDE_BY_SIDE = 5
 _QUIET = 0.05
+# A server that has missed so many signs gives none, or somebody on the way does not pass them on.
+_SILENCE = 2
+# After so many, half of the ack deadline has passed, and what comes is left to who gets it next.
+_LATE = 4
 # The request has ended and nothing else: whoever asks again is answered by the next leader.
 _PASSING = ("Batch Completed", "Leadership Change", "Server Shutdown")
 

@@ -53,6 +53,11 @@ class Wire:
     def connected(self) -> bool:
         return bool(self._client.is_connected)
 
+    @property
+    def lone_server(self) -> str:
+        """Which run of which server this is, of one that is alone; nothing for one of a cluster."""
+        return self._client.lone_server
+
     def check_open(self) -> None:
         if self.closed:
             raise closed_error()
