@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from penstock import errors
+
 _TRACEBACK = "Traceback (most recent call last):"
 _OURS = "penstock.errors."
 _LONGEST = 300
@@ -15,6 +17,13 @@ def reason_of(error: BaseException) -> str:
     raised = _raised(lines)
     ours = [line.partition(": ")[2] for line in raised if line.startswith(_OURS)]
     return ([*lines[:1], *raised, *ours])[-1][:_LONGEST]
+
+
+def may_pass(error: BaseException) -> bool:
+    """It is an error of ours that says to try again."""
+    ours = [line for line in _raised(str(error).splitlines()) if line.startswith(_OURS)]
+    kind = ours[-1].removeprefix(_OURS).partition(":")[0] if ours else ""
+    return bool(getattr(getattr(errors, kind, None), "retryable", False))
 
 
 def _raised(lines: list[str]) -> list[str]:

@@ -115,6 +115,15 @@ def test_a_query_that_a_busy_machine_could_not_start_is_started_again(time):
     assert starts.made[0].stopped
 
 
+def test_a_query_that_could_not_be_started_while_the_broker_was_away_is_started_again(time):
+    told = "penstock.errors.UnavailableError: The NATS server has no JetStream for this user now"
+    away = RuntimeError(f"Traceback (most recent call last):\n  File x, in main\n{told}")
+    starts = Starts(away)
+    kept = KeptQuery("metadata", starts)
+    assert kept.is_down
+    look_until_started(kept, time, starts, 1)
+
+
 def test_a_query_that_is_wrong_is_not_started_again(time):
     with pytest.raises(RuntimeError, match="Topic not found"):
         KeptQuery("metadata", Starts(RuntimeError("Topic not found: 'nowhere'")))
@@ -256,6 +265,15 @@ def test_a_query_is_ended_when_it_waits_or_as_soon_as_a_batch_has_ended(time):
     kept.end(drain=60)
     assert query.stopped
     assert begun + 7 < time.now < begun + 8
+
+
+def test_a_query_that_asks_in_vain_whether_there_is_more_is_ended_at_once(time):
+    starts = Starts()
+    kept = KeptQuery("asking", starts)
+    starts.made[0].status = {"message": "Getting offsets from penstock", "isTriggerActive": True}
+    begun = time.now
+    kept.end(drain=60)
+    assert (starts.made[0].stopped, time.now) == (True, begun)
 
 
 def test_a_batch_is_not_waited_for_beyond_the_drain(time):

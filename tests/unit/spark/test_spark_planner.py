@@ -213,9 +213,10 @@ def test_messages_deleted_one_by_one_are_not_missed(log):
     assert sequences(log, options(), LogRange("orders", 3, 5)) == [3, 5]
 
 
-def test_a_range_of_a_topic_that_was_made_anew_is_not_that_range(log):
+@pytest.mark.parametrize("count", [6, 10, 500])
+def test_a_range_of_a_topic_that_was_made_anew_is_not_that_range(log, count):
     part = LogRange("orders", 1, 10, log.topics["orders"].identity)
     log.topics["orders"] = FakeTopic()
-    log.fill("orders", 6)
+    log.fill("orders", count)
     with pytest.raises(FailedPreconditionError, match="deleted and created again"):
         sequences(log, options(), part)

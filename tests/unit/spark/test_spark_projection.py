@@ -59,7 +59,7 @@ def batch_of(first, last, identity=""):
 def test_the_driver_reads_what_a_batch_names_once_and_in_order(log, caplog):
     place = Place()
     count = len(EVENTS) + 1
-    project = Project(place, "nats://nowhere", TOPIC, log=SourceOptions.of(OPTIONS))
+    project = Project(place, TOPIC, log=SourceOptions.of(OPTIONS))
     project(batch_of(1, count), 0)
     assert place.applied == [list(EVENTS.values())]
     assert log.calls == ["read 1"]
@@ -75,7 +75,8 @@ def test_events_that_come_again_are_counted(log):
         )
         return found or 0
 
-    project = Project(Place(), "nats://nowhere", TOPIC, log=SourceOptions.of(OPTIONS))
+    project = Project(Place(), TOPIC, log=SourceOptions.of(OPTIONS))
+    log.topics[TOPIC].identity = "counted"
     before = repeated()
     project(batch_of(1, 4, "counted"), 0)
     assert repeated() == before
@@ -84,7 +85,7 @@ def test_events_that_come_again_are_counted(log):
 
 
 def test_a_batch_whose_events_are_gone_fails(log):
-    project = Project(Place(), "nats://nowhere", TOPIC, log=SourceOptions.of(OPTIONS))
+    project = Project(Place(), TOPIC, log=SourceOptions.of(OPTIONS))
     log.purge(TOPIC, 3)
     with pytest.raises(DataLossError):
         project(batch_of(1, 4), 0)
@@ -92,7 +93,7 @@ def test_a_batch_whose_events_are_gone_fails(log):
 
 def test_a_batch_of_nothing_is_nothing_to_do(log):
     place = Place()
-    project = Project(place, "nats://nowhere", TOPIC, log=SourceOptions.of(OPTIONS))
+    project = Project(place, TOPIC, log=SourceOptions.of(OPTIONS))
     empty = pa.table({"sequence": pa.array([], pa.int64())})
     project(SimpleNamespace(toArrow=lambda: empty), 0)
     assert (place.applied, log.calls) == ([], [])
@@ -101,9 +102,8 @@ def test_a_batch_of_nothing_is_nothing_to_do(log):
 def test_events_go_to_the_history_under_the_topic_that_their_batch_was_planned_with(
     log, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("penstock.spark.jobs.projection.open_patiently", lambda *_, **__: log)
     history = str(tmp_path / "history")
-    project = Project(Place(), "nats://nowhere", TOPIC, history, SourceOptions.of(OPTIONS))
+    project = Project(Place(), TOPIC, history, SourceOptions.of(OPTIONS))
     old = log.topics[TOPIC]
     project(batch_of(1, 4, old.identity), 0)
     log.topics[TOPIC] = new = FakeTopic()
@@ -111,6 +111,8 @@ def test_events_go_to_the_history_under_the_topic_that_their_batch_was_planned_w
         new.add(MEDIA.codec.encode_event(event))
     with pytest.raises(FailedPreconditionError, match="deleted and created again"):
         project(batch_of(5, 8, old.identity), 1)
+    with pytest.raises(FailedPreconditionError, match="deleted and created again"):
+        project(batch_of(1, 4, old.identity), 1)
     project(batch_of(1, 4, new.identity), 1)
     rows = check_there(history).to_pyarrow_table()
     assert Counter(rows.column("source").to_pylist()) == {

@@ -1,6 +1,6 @@
 """One line out of what Spark says."""
 
-from penstock.spark.reasons import reason_of
+from penstock.spark.reasons import may_pass, reason_of
 
 LOADING = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: Traceback \
 (most recent call last):
@@ -35,3 +35,10 @@ def test_what_has_no_traceback_is_told_by_its_first_line_and_not_for_ever():
     assert reason_of(RuntimeError("Table not found\n\tat org.apache")) == "Table not found"
     assert len(reason_of(RuntimeError("x" * 9000))) == 300
     assert reason_of(RuntimeError()) == "RuntimeError"
+
+
+def test_an_error_of_ours_says_whether_to_try_again():
+    away = LOADING.replace("TopicNotFoundError: Topic", "UnavailableError: No JetStream now; topic")
+    assert may_pass(RuntimeError(away))
+    for final in (LOADING, TASK, "Table not found", "", LOADING.replace("TopicNotFound", "New")):
+        assert not may_pass(RuntimeError(final))

@@ -11,7 +11,7 @@ from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 from penstock.spark.jobs.progress import report, say_running
-from penstock.spark.reasons import reason_of
+from penstock.spark.reasons import may_pass, reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -30,8 +30,8 @@ _PASSING = ("CANNOT_OPEN_SOCKET", "timed out", "Python worker", "Connection refu
 class KeptQuery:
     """Started when it is made; `look` at it now and then.
 
-    Starting may fail because the machine is busy, and is then tried again as a query is that
-    failed; whatever else is wrong with it is raised.
+    Starting may fail because the machine is busy or the broker is away, and is then tried again as
+    a query is that failed; whatever else is wrong with it is raised.
     """
 
     def __init__(self, name: str, start: Callable[[], StreamingQuery]) -> None:
@@ -83,7 +83,7 @@ class KeptQuery:
         try:
             self._query = self._start()
         except Exception as error:
-            if not any(sign in str(error) for sign in _PASSING):
+            if not may_pass(error) and not any(sign in str(error) for sign in _PASSING):
                 raise
             self._failed(error)
         else:
@@ -127,7 +127,7 @@ def end_between_batches(name: str, query: StreamingQuery, drain: float) -> None:
     has none: then a batch that has only just begun is ended."""
     until, batch = time.monotonic() + drain, _batch(query)
     while query.isActive and time.monotonic() < until:
-        if not query.status["isTriggerActive"] or _batch(query) != batch:
+        if not _is_in_batch(query) or _batch(query) != batch:
             break
         time.sleep(0.01)
     report(name, query)
@@ -137,6 +137,12 @@ def end_between_batches(name: str, query: StreamingQuery, drain: float) -> None:
 def _waits(query: StreamingQuery) -> bool:
     """It runs, and has nothing to do."""
     return query.isActive and str(query.status["message"]).startswith("Waiting")
+
+
+def _is_in_batch(query: StreamingQuery) -> bool:
+    """Not while it asks whether there is more, which takes long where the broker is away."""
+    status = query.status
+    return bool(status["isTriggerActive"]) and not str(status["message"]).startswith("Getting")
 
 
 def _batch(query: StreamingQuery) -> int:

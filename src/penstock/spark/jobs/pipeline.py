@@ -321,7 +321,7 @@ class SparkPipeline:
             [queue] = self._queues(PROJECTION)
             events = self._read_queue(PenstockDataSource, queue)
         history = self._options.history if part.is_all else None
-        project = Project(self._placed(), self._settings.url, topic, history, log)
+        project = Project(self._placed(), topic, history, log)
         return events.writeStream.foreachBatch(project)
 
     def _placed(self) -> Workplace:

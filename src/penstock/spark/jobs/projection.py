@@ -19,8 +19,6 @@ from penstock.spark.jobs.history import History, Told
 from penstock.spark.jobs.progress import count_ended, say_repeated
 from penstock.spark.jobs.workplace import Workplace
 from penstock.spark.options import SourceOptions
-from penstock.spark.ranges import open_patiently
-from penstock.spark.source.offsets import check_same_topic
 from penstock.spark.source.reader import LogRange, read_columns
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark")
 _COLUMNS = ("sequence", "publish_time", "attributes", "data")
-_PATIENCE = 60.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NONE: Mapping[str, str] = {}
 _Message = tuple[int, datetime, bytes, Mapping[str, str]]
@@ -44,7 +41,6 @@ class Project:
     """
 
     workplace: Workplace
-    url: str
     topic: str
     history: str | None = None
     log: SourceOptions | None = None
@@ -52,7 +48,8 @@ class Project:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         part = None if self.log is None else self._part(batch)
         found = self._brought(batch) if self.log is None else self._read(self.log, part)
-        identity = "" if part is None else part.identity
+        # One that was deleted and made again counts anew, and is another.
+        source = f"{self.topic}@{'' if part is None else part.identity}"
         decode_event = pipeline_of(self.workplace.pipeline).codec.decode_event
         events: list[Told] = []
         strange = 0
@@ -70,9 +67,9 @@ class Project:
             return
         self.workplace.runner().apply([told.event for told in events])
         pipeline = pipeline_of(self.workplace.pipeline)
-        again = count_ended(pipeline, f"{self.topic}@{identity}", events)
+        again = count_ended(pipeline, source, events)
         if self.history is not None:
-            added = History(self.history, pipeline).append(self._source(identity), events)
+            added = History(self.history, pipeline).append(source, events)
             again = len(events) - added
         say_repeated(PROJECTION, again)
 
@@ -98,17 +95,6 @@ class Project:
     def _read(self, log: SourceOptions, part: LogRange | None) -> Iterator[_Message]:
         for columns in read_columns(log, part) if part is not None else ():
             yield from _messages(columns)
-
-    def _source(self, identity: str) -> str:
-        """The topic; one that was deleted and made again counts anew, and is another. An error if
-        that happened since the batch was planned: what was read may be of either."""
-        log = open_patiently(self.url, _PATIENCE, proven=True)
-        try:
-            extent = log.extent(self.topic)
-        finally:
-            log.close()
-        check_same_topic(self.topic, extent, identity)
-        return f"{self.topic}@{extent.identity}"
 
 
 def _messages(columns: Columns) -> Iterator[_Message]:

@@ -124,6 +124,16 @@ def check_same_topic(topic: str, extent: Extent, identity: str) -> None:
         raise another_topic(topic)
 
 
+def check_read_whole(topic: str, extent: Extent, identity: str) -> None:
+    """Raise when a topic is not the one that a batch was to read: what was read may be of either.
+    The batch is planned anew when it is run again."""
+    if identity and extent.identity and extent.identity != identity:
+        raise FailedPreconditionError(
+            f"Topic {topic!r} was deleted and created again while a batch read it. Start the query "
+            "again: with whenRecreated=begin it reads the new one from its beginning"
+        )
+
+
 def another_topic(topic: str) -> FailedPreconditionError:
     return FailedPreconditionError(
         f"Topic {topic!r} was deleted and created again since this query read it: its sequences "

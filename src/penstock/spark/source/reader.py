@@ -9,13 +9,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.broker import RangeLog
+from penstock.broker import Extent, RangeLog
 from penstock.columns import Columns
 from penstock.spark.loss import report_loss
 from penstock.spark.options import SourceOptions
 from penstock.spark.ranges import open_patiently
 from penstock.spark.schema import arrow_schema, to_batch
-from penstock.spark.source.offsets import check_same_topic
+from penstock.spark.source.offsets import check_read_whole
 
 
 @dataclass
@@ -50,22 +50,26 @@ def read_columns(options: SourceOptions, part: LogRange) -> Iterator[Columns]:
 
 
 def columns_of(log: RangeLog, options: SourceOptions, part: LogRange) -> Iterator[Columns]:
-    """Missing messages are an error or logged, as the options say."""
+    """Missing messages are an error or logged, as the options say. The topic may be made again
+    meanwhile and have others under these sequences: they are an error."""
     seen = 0
     headers = options.include_headers
     for columns in log.read(part.topic, part.first, part.last, options.filter, headers=headers):
         seen += len(columns)
         yield columns
-    if seen < part.last - part.first + 1:
-        _check_loss(log, options, part, seen)
+    is_whole = seen == part.last - part.first + 1
+    if is_whole and not part.identity:
+        return
+    extent = log.extent(part.topic)
+    check_read_whole(part.topic, extent, part.identity)
+    if not is_whole:
+        _check_loss(extent, options, part, seen)
 
 
-def _check_loss(log: RangeLog, options: SourceOptions, part: LogRange, seen: int) -> None:
+def _check_loss(extent: Extent, options: SourceOptions, part: LogRange, seen: int) -> None:
     """Some sequences were not there, or the filter took them. Those below the topic's first were
     lost to age, size or a purge; those above it were deleted one by one or replaced, which is how
     such topics work."""
-    extent = log.extent(part.topic)
-    check_same_topic(part.topic, extent, part.identity)
     if extent.first <= part.first or extent.is_compacted:
         return
     lost = min(extent.first, part.last + 1) - part.first
