@@ -35,6 +35,10 @@ class Keeping:
         """What is here is ours, for all we know."""
         return now < self._kept_until
 
+    def shorten(self, seconds: float) -> None:
+        """What is here is ours for so much less."""
+        self._kept_until -= seconds
+
     # Requests.
 
     def asking(self, now: float) -> None:

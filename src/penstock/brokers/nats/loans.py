@@ -18,8 +18,9 @@ _ACK_ID = re.compile(
 )
 
 # A server writes down what it lent a moment later: a tenth of a second when it is at leisure, and
-# we may hear late of its end.
+# we may hear late of its end. And it writes down whole seconds.
 WRITTEN_AFTER = 3.0
+ROUNDED_BY = 1.0
 
 # On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
 _ACK = Verb.ACK
@@ -31,9 +32,9 @@ class Loans:
     What was lent before anybody wrote it down, because its subscription did not need it yet, may be
     ours until `unwritten_until`.
 
-    What a server lent in its last moments it does not know when it is started again. Then it lends
-    that anew, perhaps to others, and takes the ack of the one for that of the other. So it is ours
-    no longer.
+    What a server lent or extended in its last moments it does not know when it is started again.
+    Then it lends that anew, perhaps to others, and takes the ack of the one for that of the other.
+    So what it lent is ours no longer, and the rest until it had been before.
     """
 
     def __init__(self, config: SubscriptionConfig, *, unwritten_until: float = 0.0) -> None:
@@ -46,8 +47,9 @@ class Loans:
         self._latest: dict[int, str] = {}
         self.moved: set[str] = set()
         self._lender: str | None = None
-        self._lent_last: deque[tuple[float, list[str]]] = deque()
-        self._doubted: set[str] = set()
+        # When, and until when each had been ours before: 0.0, not at all.
+        self._lent_last: deque[tuple[float, dict[str, float]]] = deque()
+        self._doubted: dict[str, float] = {}
 
     def begin(self, deliveries: list[Delivery], now: float) -> None:
         """They came together, and are ours for as long as they say."""
@@ -55,8 +57,7 @@ class Loans:
         if self._first_written is None and now < self._unwritten_until:
             self._first_written = min(_nth(d.ack_id) for d in deliveries)
         ack_ids = [d.ack_id for d in deliveries]
-        self._lent_last.append((now, ack_ids))
-        self._drop_written(now)
+        self._note_lent(now, dict.fromkeys(ack_ids, 0.0))
         self._ends.add(now + deliveries[0].ack_deadline, ack_ids)
         self._records.update((d.ack_id, d.record) for d in deliveries)
         self._latest.update((d.record.sequence, d.ack_id) for d in deliveries)
@@ -64,18 +65,22 @@ class Loans:
     def lost(self, now: float) -> None:
         """The connection is gone, and perhaps the server."""
         self._drop_written(now)
-        for _, ack_ids in self._lent_last:
-            self._doubted.update(ack_ids)
+        for _, before in self._lent_last:
+            self._doubted = before | self._doubted
 
     def served_by(self, lender: str) -> None:
         """We are connected, to this one: it names a run of a server that is alone, and nothing one
         that has others to remember what it lent."""
         if self._lender is not None and lender != self._lender and lender:
-            for ack_id in self._doubted:
-                self._ends.discard(ack_id)
-                self._forget(ack_id)
+            for ack_id in list(self._records):
+                ends = self._doubted.get(ack_id, self._ends.due(ack_id)) or 0.0
+                self._ends.add(ends - ROUNDED_BY, [ack_id])
         self._lender = lender
         self._doubted.clear()
+
+    def _note_lent(self, now: float, before: dict[str, float]) -> None:
+        self._lent_last.append((now, before))
+        self._drop_written(now)
 
     def _drop_written(self, now: float) -> None:
         while self._lent_last and self._lent_last[0][0] < now - WRITTEN_AFTER:
@@ -103,7 +108,9 @@ class Loans:
 
     def settled(self, settlement: Settlement, now: float) -> None:
         if settlement.verb is Verb.EXTEND and settlement.seconds:
-            self._ends.add(now + self.ack_deadline, [settlement.ack_id])
+            ack_id = settlement.ack_id
+            self._note_lent(now, {ack_id: self._ends.due(ack_id) or 0.0})
+            self._ends.add(now + self.ack_deadline, [ack_id])
         else:
             self._ends.discard(settlement.ack_id)
             if self._unwritten_until and settlement.ack_id not in self._records:

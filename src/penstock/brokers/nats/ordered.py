@@ -26,7 +26,7 @@ from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.keeping import Keeping
 from penstock.brokers.nats.key_book import KeyBook
-from penstock.brokers.nats.loans import WRITTEN_AFTER
+from penstock.brokers.nats.loans import ROUNDED_BY, WRITTEN_AFTER
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied
@@ -387,6 +387,7 @@ class OrderedQueue:
             lender = self._wire.lone_server
             if lender not in ("", self._lender):
                 self._book.doubt_here(self._unwritten)
+                self._keeping.shorten(ROUNDED_BY)
                 self._lender = lender
             self._unwritten.clear()
 

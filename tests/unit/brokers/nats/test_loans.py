@@ -60,14 +60,34 @@ def test_what_a_lone_server_lent_last_is_not_ours_when_it_was_started_again(next
     assert held.is_open("b", 5.0) is knows
 
 
+def test_a_server_that_was_started_again_keeps_whole_seconds_of_a_loan():
+    held = loans("a")
+    held.served_by("first run")
+    held.lost(5.0)
+    held.served_by("second run")
+    assert held.is_open("a", 8.9)
+    assert not held.is_open("a", 9.0)
+
+
+def test_an_extension_that_a_server_may_have_forgotten_is_none():
+    held = loans("a")
+    held.served_by("first run")
+    for moment in (6.0, 7.0):
+        held.settled(Settlement("a", Verb.EXTEND, 10.0), moment)
+    held.lost(7.5)
+    held.served_by("second run")
+    assert held.is_open("a", 8.9)
+    assert not held.is_open("a", 9.0)
+
+
 def test_what_a_server_lent_before_a_connection_was_cut_is_not_doubted_for_ever():
     held = loans("a")
     held.served_by("first run")
     held.lost(0.1)
     held.served_by("first run")
-    held.lost(9.0)
+    held.lost(8.0)
     held.served_by("second run")
-    assert held.is_open("a", 9.1)
+    assert held.is_open("a", 8.1)
 
 
 def test_what_has_expired_is_forgotten_when_more_is_lent():
