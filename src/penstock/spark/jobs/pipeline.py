@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _LOOK = 0.1
+_DAY = 86_400.0
 # Seconds that the source of a query is given before the next one is started.
 _STARTING = 20.0
 
@@ -82,6 +83,11 @@ class PipelineOptions:
         for name in ("batch", "partition"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(f"{name} must be at least 1")
+        for name in ("trigger", "drain"):
+            if not 0 <= getattr(self, name) <= _DAY:
+                raise InvalidArgumentError(
+                    f"{name} must be seconds from 0 to {_DAY:g}, not {getattr(self, name):g}"
+                )
 
 
 def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ...]:
