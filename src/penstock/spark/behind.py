@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from penstock.spark.source.offsets import IDENTITY, Place
+
 
 def offsets_behind(progress: Any) -> dict[str, int]:
     """Messages of each topic that were there and not in the batch, by a query's `lastProgress`;
@@ -26,6 +28,18 @@ def offsets_behind(progress: Any) -> dict[str, int]:
 def offsets_of(value: Any) -> dict[str, int]:
     """Offsets as Spark has them: JSON, or what it says; none for what is something else."""
     return {str(topic): int(at) for topic, at in _parsed(value).items() if str(at).isdigit()}
+
+
+def together(*values: Any) -> dict[str, Any]:
+    """The offsets of several sources as those of one, and which topics they count in, where they
+    say it."""
+    at: dict[str, int] = {}
+    identities: dict[str, str] = {}
+    for value in values:
+        at |= offsets_of(value)
+        said = _parsed(value).get(IDENTITY)
+        identities |= said if isinstance(said, dict) else {}
+    return Place(at, identities).to_json()
 
 
 def _is_spooled(value: Any) -> bool:

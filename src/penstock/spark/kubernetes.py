@@ -9,11 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from penstock.connect import check_shared, scheme_of
 from penstock.errors import InvalidArgumentError
 
 Manifest: TypeAlias = dict[str, Any]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")
+# As Spark and Kubernetes write them.
+_SIZES = {
+    "memory": (re.compile(r"[1-9]\d*[kmgt]", re.I), "512m or 2g"),
+    "storage": (re.compile(r"[1-9]\d*([KMGTPE]i|[kMGTPE])?"), "20Gi or 500G"),
+}
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
 # Where the volume is that driver and executors share, and the template of executors.
 _SHARED = "/shared"
@@ -52,6 +58,17 @@ class OnKubernetes:
                 )
         if min(self.executors, self.cores) < 1:
             raise InvalidArgumentError("executors and cores must be at least 1")
+        for what, (form, example) in _SIZES.items():
+            if not form.fullmatch(getattr(self, what)):
+                raise InvalidArgumentError(
+                    f"{what} must be a size, as {example}, not {getattr(self, what)!r}"
+                )
+        check_shared(self.url)
+        if scheme_of(self.url) == "local":
+            raise InvalidArgumentError(
+                "local:// is a server of one machine, and pods run on several; set url to "
+                "nats://host of a server that all of them reach"
+            )
 
 
 def render(wanted: OnKubernetes) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
@@ -156,6 +157,26 @@ def test_an_id_that_is_used_again_is_another_message_also_after_a_restart(folder
     again = opened(folder)
     assert again.seal(reports(1, 601, 1201, 1801), "jobs") == 1
     again.close()
+
+
+def test_a_segment_that_is_sealed_while_others_are_deleted_waits_its_turn(folder):
+    """One thread pulls and seals, another answers Spark."""
+    spool = opened(folder)
+    spool.seal([record(1)], "jobs")
+    sealing = threading.Thread(target=lambda: spool.seal([record(2)], "jobs"))
+
+    class Rows(dict):
+        def __iter__(self):
+            for number in super().__iter__():
+                sealing.start()
+                sealing.join(0.3)
+                yield number
+
+    spool.rows = Rows(spool.rows)
+    spool.forget(2)
+    sealing.join()
+    assert dict(spool.rows.items()) == {2: 1}
+    spool.close()
 
 
 def test_ids_and_numbers_outlive_the_process_and_the_segments(folder):

@@ -47,6 +47,8 @@ def invoke(tmp_path, monkeypatch, *arguments, command="run"):
             "SQLite is a file of this machine",
         ),
         (["--url", "memory://"], "local:///DIR"),
+        (["--trigger", "inf"], "trigger must be seconds from 0 to 86400"),
+        (["--trigger", "1e300"], "trigger must be seconds"),
     ],
 )
 def test_what_is_wrong_is_said_before_spark_is_started(started, tmp_path, monkeypatch, wrong, told):

@@ -104,10 +104,22 @@ def test_the_password_stays_in_its_secret():
     ]
 
 
-@pytest.mark.parametrize("wrong", [{"name": "My Jobs"}, {"secret": "-a"}, {"executors": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"name": "My Jobs"}, {"secret": "-a"}, {"executors": 0}),
+        *({"memory": "2q"}, {"memory": "2Gi"}, {"storage": "much"}, {"storage": "20g"}),
+    ],
+)
 def test_what_kubernetes_would_refuse_is_refused(wrong):
-    with pytest.raises(InvalidArgumentError):
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         OnKubernetes(image="i", url="nats://h", **wrong)
+
+
+@pytest.mark.parametrize("url", ["local:///srv/data", "memory://", "pigeons://h"])
+def test_a_broker_that_pods_cannot_reach_is_refused(url):
+    with pytest.raises(InvalidArgumentError, match=url.partition(":")[0]):
+        OnKubernetes(image="i", url=url)
 
 
 def test_the_command_prints_them():

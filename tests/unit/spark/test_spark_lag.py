@@ -1,8 +1,10 @@
 """How far queries are behind, whatever they say of themselves."""
 
+import json
 import math
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -48,6 +50,19 @@ def test_a_topic_that_was_never_read_waits_as_a_whole_and_what_is_gone_does_not(
 
 def test_a_topic_that_was_made_again_waits_as_a_whole(log):
     assert lag_of(log, ("orders",), {"orders": 400}, now=20.0) == Lag(10, 19.0)
+
+
+def test_a_topic_that_was_made_again_and_is_longer_waits_as_a_whole(log, tmp_path, monkeypatch):
+    now = log.topics["orders"].identity
+    for identity, waits in (("another", 10), (now, 3)):
+        offset = json.dumps({"@identity": {"orders": identity}, "orders": 8})
+        checkpoint(tmp_path / "outgrown", 0, offset)
+        assert lag_of(log, ("orders",), committed(tmp_path / "outgrown"), 20.0).messages == waits
+        monkeypatch.setitem(progress._reached, "outgrown", {})
+        sources = [{"endOffset": offset, "latestOffset": offset, "numInputRows": 0}]
+        told = {"runId": f"run of {identity}", "batchId": 0, "sources": sources}
+        progress.report("outgrown", SimpleNamespace(lastProgress=told))
+        assert lag_of(log, ("orders",), progress.reached("outgrown"), 20.0).messages == waits
 
 
 def test_the_next_message_need_not_be_the_next_in_number(log):

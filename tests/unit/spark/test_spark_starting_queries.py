@@ -1,5 +1,6 @@
 """Queries of a pipeline as Spark is asked to start them, without Spark."""
 
+import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -61,7 +62,7 @@ def test_a_pipeline_lacks_what_its_queries_do(settings, tmp_path):
     for query in pipeline._kept:
         query.lacks = None
     assert pipeline.lacks() == "its queries are starting"
-    pipeline._are_started = True
+    pipeline._looked_at = time.monotonic()
     assert pipeline.lacks() is None
     pipeline.stop()
     assert pipeline.lacks() == "it is stopping"
@@ -120,6 +121,25 @@ def test_it_is_not_ready_while_the_last_query_starts(started):
     started._let_start = let_start
     started.run()
     assert said == ["its queries are starting"] * 3 + ["all are started", None]
+
+
+def test_it_is_not_ready_while_spark_does_not_answer(started, monkeypatch):
+    """A JVM that is stopped, or out of memory, holds up whoever asks it."""
+    now, said = [100.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("penstock.spark.jobs.pipeline.time", clock)
+    started._let_start = lambda _: None
+
+    def look(queries):
+        for later in (0, 59, 2):
+            now[0] += later
+            said.append(started.lacks())
+        if len(said) == 6:
+            started.stop()
+
+    monkeypatch.setattr("penstock.spark.jobs.pipeline.look_at_all", look)
+    started.run()
+    assert said == [None, None, "Spark has not answered for 61 s"] * 2
 
 
 def test_one_that_is_stopped_while_it_starts_starts_no_more(started):

@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from penstock.broker import RangeLog
 from penstock.errors import PenstockError, UnavailableError
 from penstock.retrying import Outage
-from penstock.spark.behind import offsets_of
+from penstock.spark.behind import together
 from penstock.spark.jobs.progress import is_counted, reached, say_behind, say_spool
+from penstock.spark.source.offsets import place_of
 
 _log = logging.getLogger("penstock.spark")
 _EVERY = 5.0
@@ -36,13 +37,14 @@ class Lag(NamedTuple):
 UNKNOWN = Lag(math.nan, math.nan)
 
 
-def lag_of(log: RangeLog, topics: Sequence[str], read: Mapping[str, int], now: float) -> Lag:
-    """`read` has the next sequence of topics that were read at all."""
+def lag_of(log: RangeLog, topics: Sequence[str], read: Mapping[str, Any], now: float) -> Lag:
+    """`read` are offsets, of topics that were read at all."""
     messages, age = 0, 0.0
+    place = place_of(read)
     for topic in topics:
         extent = log.extent(topic)
-        first = max(read.get(topic, 1), extent.first)
-        if first > extent.end:
+        first = max(place.at.get(topic, 1), extent.first)
+        if first > extent.end or not place.is_of(topic, extent):
             first = extent.first  # It was made again, and nothing of it was read.
         if first < extent.end:
             messages += extent.end - first
@@ -52,14 +54,14 @@ def lag_of(log: RangeLog, topics: Sequence[str], read: Mapping[str, int], now: f
     return Lag(messages, age)
 
 
-def committed(checkpoint: Path) -> dict[str, int]:
+def committed(checkpoint: Path) -> dict[str, Any]:
     """Where the last batch ended that a checkpoint has as done."""
     done = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
     if not done:
         return {}
     lines = (checkpoint / "offsets" / str(max(done))).read_text().splitlines()
     # A version and Spark's own facts come first; then a line for each source.
-    return {topic: at for line in lines[2:] for topic, at in offsets_of(line).items()}
+    return together(*lines[2:])
 
 
 class Lags(Protocol):
@@ -108,7 +110,7 @@ class TopicLags:
         self._outages[name].over()
         return found
 
-    def _committed(self, name: str) -> dict[str, int] | None:
+    def _committed(self, name: str) -> dict[str, Any] | None:
         return None if self._checkpoints is None else committed(self._checkpoints / name)
 
 

@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _LOOK = 0.1
+_DAY = 86_400.0
+# Queries are looked at all the time; to start one again takes seconds where all is well.
+_HANGS = 60.0
 # Seconds that the source of a query is given before the next one is started.
 _STARTING = 20.0
 
@@ -82,6 +85,11 @@ class PipelineOptions:
         for name in ("batch", "partition"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(f"{name} must be at least 1")
+        for name in ("trigger", "drain"):
+            if not 0 <= getattr(self, name) <= _DAY:
+                raise InvalidArgumentError(
+                    f"{name} must be seconds from 0 to {_DAY:g}, not {getattr(self, name):g}"
+                )
 
 
 def queries_of(settings: JobSettings, options: PipelineOptions) -> tuple[str, ...]:
@@ -176,7 +184,7 @@ class SparkPipeline:
         self._workplace: Workplace | None = None
         self._stopping = threading.Event()
         self._kept: list[KeptQuery] = []
-        self._are_started = False
+        self._looked_at: float | None = None
 
     def lacks(self) -> str | None:
         """What keeps the queries that `run` keeps running from their work, if anything does. For
@@ -184,9 +192,13 @@ class SparkPipeline:
         if self._stopping.is_set():
             return "it is stopping"
         troubles = [query.lacks for query in self._kept if query.lacks is not None]
-        if not troubles and not self._are_started:
+        if troubles:
+            return "; ".join(troubles)
+        looked_at = self._looked_at
+        if looked_at is None:
             return "its queries are starting"
-        return "; ".join(troubles) or None
+        unseen = time.monotonic() - looked_at
+        return f"Spark has not answered for {unseen:.0f} s" if unseen > _HANGS else None
 
     def stop(self) -> None:
         """Let the batches that run come to their end, then end `run`. Safe in a signal handler."""
@@ -206,8 +218,8 @@ class SparkPipeline:
                     if not self._stopping.is_set():
                         kept.append(KeptQuery(name, partial(self.start, name)))
                         self._let_start(kept[-1])
-                self._are_started = True
                 while not self._stopping.is_set():
+                    self._looked_at = time.monotonic()
                     look_at_all(kept)
                     self._stopping.wait(_LOOK)
             finally:

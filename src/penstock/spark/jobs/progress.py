@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.telemetry import COMPLETE, ended_jobs, reason_of
-from penstock.spark.behind import offsets_behind, offsets_of
+from penstock.spark.behind import offsets_behind, together
 from penstock.spark.jobs.history import Told
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _log = logging.getLogger("penstock.spark")
 _last: dict[str, int] = {}
 # The last event of each topic that was looked at for jobs that ended.
 _counted: dict[str, int] = {}
-_reached: dict[str, dict[str, int]] = {}
+_reached: dict[str, dict[str, Any]] = {}
 # What Spark calls a batch from its beginning to its end, among the phases of it.
 _WHOLE = "triggerExecution"
 
@@ -30,8 +30,8 @@ def report(name: str, query: StreamingQuery) -> bool:
     for progress in _since(query):
         news = True
         _last[str(progress["runId"])] = batch = int(progress["batchId"])
-        for source in progress["sources"]:
-            _reached.setdefault(name, {}).update(offsets_of(source["endOffset"]))
+        ends = (source["endOffset"] for source in progress["sources"])
+        _reached.setdefault(name, {}).update(together(*ends))
         rows = sum(int(source["numInputRows"] or 0) for source in progress["sources"])
         if rows:
             seconds = float(progress["durationMs"].get(_WHOLE, 0)) / 1000
@@ -58,8 +58,8 @@ def _since(query: StreamingQuery) -> Sequence[Any]:
     return [one for one in query.recentProgress if int(one["batchId"]) > known]
 
 
-def reached(name: str) -> Mapping[str, int]:
-    """The next sequence to read of each topic, as far as the query has told in this process."""
+def reached(name: str) -> Mapping[str, Any]:
+    """The offsets that a query has come to, as far as it has told in this process."""
     return dict(_reached.get(name, {}))
 
 

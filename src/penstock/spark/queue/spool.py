@@ -134,14 +134,17 @@ class Spool:
     def forget(self, before: int) -> None:
         """Delete segments that nobody will ask for again, and ids that no message will have."""
         now = time.time()
-        for number in [n for n in self.rows if n < before]:
+        with self._changed:  # Whoever seals adds to them meanwhile.
+            done = [number for number in self.rows if number < before]
+        for number in done:
             path = self._path(number)
             ids = path.with_suffix(".ids")
             temporary = ids.with_suffix(".new")
             temporary.write_text(json.dumps(sorted(self._ids[number])))
             temporary.rename(ids)
             path.unlink()
-            del self.rows[number], self.sizes[number]
+            with self._changed:
+                del self.rows[number], self.sizes[number]
         for path in self._folder.glob("segment-*.ids"):
             number = int(path.stem.partition("-")[2])
             # The newest stays: it says which numbers are taken.
