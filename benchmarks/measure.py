@@ -70,6 +70,9 @@ def ratio_row(what: str, values: list[float], most: float, cost: float) -> Row:
 
 def table(title: str, rows: list[Row]) -> None:
     print(f"\n{title}\n")
+    spread = max(len(row.spread) for row in rows) + 2
+    promise = max(len(row.promise) for row in rows) + 2
     for row in rows:
         mark = {True: "ok", False: "NO", None: ""}[row.kept]
-        print(f"  {row.what:<46}{row.value:>22}  {row.spread:<15} {row.promise:<16}{mark}")
+        beside = f"{row.spread:<{spread}}{row.promise:<{promise}}{mark}"
+        print(f"  {row.what:<46}{row.value:>22}  {beside}".rstrip())

@@ -56,19 +56,23 @@ RATE, RATIO, GROWTH = 1_500, 1.5, 1.7
 @dataclass(frozen=True)
 class Load:
     """`jobs` at a time, after `warm_up` others. `single`: jobs that come alone, where that is
-    asked for. `partition`: how many a task works on, at most."""
+    asked for. `partition`: how many a task works on, at most. `trigger`: seconds between batches,
+    each of which costs some tenths of a second of a core."""
 
     jobs: int
     warm_up: int
     single: int
     partition: int
+    trigger: float
 
 
 LOADS = {
-    # As docs/pipeline.md says: large where handlers are quick.
-    "IDLE": Load(20_000, 1_000, 100, 2_500),
-    # Tasks of a second, so that none is left to work alone for long.
-    "BUSY": Load(400, 40, 0, 10),
+    # As docs/pipeline.md says: large where handlers are quick, and a small trigger where a single
+    # job should not wait.
+    "IDLE": Load(20_000, 1_000, 100, 2_500, 0.1),
+    # So many that what comes before and after the work, some ten seconds whatever there is to work
+    # with, hides little of it; and tasks of some seconds, so that none is left alone for long.
+    "BUSY": Load(800, 40, 0, 25, 0.5),
 }
 
 
@@ -188,7 +192,7 @@ def _spark(master: str, settings: JobSettings, folder: Path, name: str) -> Itera
     options = PipelineOptions(
         checkpoints=str(folder / "checkpoints"),
         pipeline=_where(name),
-        trigger=0.1,
+        trigger=LOADS[name].trigger,
         batch=20_000,
         partition=LOADS[name].partition,
     )
