@@ -125,3 +125,8 @@ def test_an_archive_is_given_to_executors_by_settings(tmp_path):
     assert settings["spark.executorEnv.PYTHONPATH"] == f"./{folder}"
     with pytest.raises(InvalidArgumentError, match="penstock pipeline ship"):
         shipped(tmp_path / "none.tar.gz")
+
+
+def test_an_archive_in_a_folder_that_is_not_there_is_refused_before_anything_is_packed(tmp_path):
+    with pytest.raises(InvalidArgumentError, match=r"no folder .*nowhere.*make it first"):
+        ship(tmp_path / "nowhere" / "environment.tar.gz")

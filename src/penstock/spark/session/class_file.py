@@ -5,6 +5,7 @@ half of the processor's time that its JVM takes until then."""
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -53,5 +54,8 @@ def write_classes(java: Path, path: str, listed: Path, file: Path) -> None:
         if not fresh.is_file():
             said = (ran.stderr + ran.stdout).strip().splitlines() or [f"it ended {ran.returncode}"]
             raise FailedPreconditionError(f"This Java keeps no classes in a file: {said[-1]}")
-        # In one step: others may be starting theirs.
+        # On disk before it has its name: no JVM starts with half of it, and it is not looked at
+        # again. In one step, because others may be starting theirs.
+        with fresh.open("rb") as written:
+            os.fsync(written.fileno())
         fresh.replace(file)

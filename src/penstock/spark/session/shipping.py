@@ -43,6 +43,10 @@ def ship(
         raise InvalidArgumentError(
             f"Spark unpacks .tar.gz files; name the archive {file.name}.tar.gz or the like"
         )
+    if not file.absolute().parent.is_dir():
+        raise InvalidArgumentError(
+            f"There is no folder {str(file.absolute().parent)!r} for the archive; make it first"
+        )
     found: dict[str, Distribution] = {}
     _collect(_Wanted("penstock", _checked(extras)), found)
     for name in more:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.spark.session.class_file import class_options
+from penstock.spark.session.connect import check_remote
 from penstock.spark.session.java import java_home, scratch
 from penstock.spark.session.launching import heeding_ctrl_c
 from penstock.spark.session.python import interpreter
@@ -57,6 +58,8 @@ def session(
         ) from None
     if remote is not None and master is not None:
         raise InvalidArgumentError("Give session() a master or a remote, not both")
+    if remote is not None:
+        check_remote(remote)
     builder = SparkSession.builder.appName(app_name)
     if remote is not None and remote.startswith("sc://"):
         return _configured(builder.remote(remote), config or {}).getOrCreate()
