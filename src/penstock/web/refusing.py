@@ -123,6 +123,8 @@ class Protocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._unset_keepalive_if_required()
             super().on_headers_complete()
+            if not self.pipeline:
+                self._answered = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._unused = 0
@@ -154,11 +156,9 @@ class Protocol(HttpToolsProtocol):
 
     # Answers.
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answered = cycle
-        super()._start_asgi_task(cycle, app)
-
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
         super().on_response_complete()
         if self.pipeline:
             self.flow.pause_reading()
