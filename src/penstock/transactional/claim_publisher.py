@@ -154,9 +154,13 @@ class ClaimPublisher:
         self._checkpoint("published")
         if self._observe is not None:
             took = asyncio.get_running_loop().time() - began
-            for draft, answer in zip(drafts, answers, strict=True):
-                error = answer.error if isinstance(answer, PublishFault) else None
-                self._observe(topic, draft, took, error)
+            # Whatever it raises, what was published must be marked: else it is published again.
+            try:
+                for draft, answer in zip(drafts, answers, strict=True):
+                    error = answer.error if isinstance(answer, PublishFault) else None
+                    self._observe(topic, draft, took, error)
+            except Exception:
+                _log.exception("The observer of a relay failed at what went to %r", topic)
         return answers
 
     async def _answers(

@@ -19,6 +19,7 @@ from penstock.jobs import (
 )
 from penstock.jobs.model.job import new_job_id, new_media_id, now
 from penstock.jobs.store.records import NewJob, Step
+from penstock.testing.waiting import eventually
 from penstock.transactional import Database
 from penstock.transactional.table import table as outbox
 from tests.support.job_samples import JOBS
@@ -304,6 +305,23 @@ async def test_a_step_of_a_job_that_was_cancelled_meanwhile_is_the_only_one_not_
         assert await said_of(store) == {job.job_id: 4 for job in made if job != made[2]} | {
             made[2].job_id: 3
         }
+
+
+async def test_a_batch_waits_for_a_job_without_keeping_others_from_theirs(database_url):
+    async with store_on(database_url) as store, store_on(database_url) as other:
+        first, second = sorted((new_job() for _ in range(2)), key=lambda job: job.job_id)
+        await store.add_many([NewJob(job=job, source="a.wav") for job in (first, second)])
+        begun, _ = await store.begin_together([first, second])
+        known = begun[second.job_id]
+        step = Step(job=second, to=JobStage.METADATA_READY, done=Done(info=INFO), known=known)
+        with statements_of(store.database) as told:
+            async with other.database.transaction() as connection:
+                await other.find(connection, [first.job_id], lock=True)
+                ending = asyncio.ensure_future(store.end_together([step], [(first, 0.0)]))
+                await eventually(lambda: any("FOR UPDATE" in s or "IMMEDIATE" in s for s in told))
+                assert await other.find(connection, [second.job_id], lock=True)
+            taken, postponed = await ending
+        assert taken[0] is not None and postponed == [True]
 
 
 async def test_a_job_that_takes_two_steps_at_once_takes_the_first(database_url):

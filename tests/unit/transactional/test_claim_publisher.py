@@ -66,6 +66,17 @@ async def test_a_row_is_published_or_what_its_error_says_and_the_others_are_publ
         assert f"{error.__name__}: not now" in str(getattr(outcomes, kind)[2])
 
 
+async def test_an_observer_that_fails_changes_nothing(caplog):
+    def observe(topic, *_):
+        raise RuntimeError(topic)
+
+    async with publishing(Troubled(), observe=observe) as publisher:
+        others = rows(*drafts(1), topic="others", start=3)
+        outcomes = await outcomes_of(publisher, claim(*rows(*drafts(2)), *others))
+        assert outcomes.published == {1: 1, 2: 2, 3: 1}
+        assert "observer of a relay failed" in caplog.text
+
+
 async def test_the_last_attempt_of_a_row_is_counted_and_then_it_is_dead():
     async with publishing(Troubled(failing(1))) as publisher:
         [before], [last] = rows(*drafts(1), attempts=1), rows(*drafts(1), attempts=2, start=2)

@@ -139,6 +139,13 @@ class ProcessingJobStore:
         found = await connection.execute(query, {"ids": self._ids(connection, job_ids)})
         return [row for row in found if row.media_type in ours]
 
+    async def _lock(self, connection: AsyncConnection, job_ids: Sequence[str]) -> None:
+        """All at once, in one order: who locks some and then others may wait for somebody who does
+        it the other way round. On SQLite nobody else writes anyway."""
+        if connection.dialect.name != "sqlite":
+            ids = {"ids": self._ids(connection, job_ids)}
+            await connection.execute(PLACES_LOCKED[connection.dialect.name], ids)
+
     def _ids(self, connection: AsyncConnection, job_ids: Iterable[str]) -> Any:
         """As one value."""
         ids = list(set(job_ids))
@@ -409,6 +416,9 @@ class ProcessingJobStore:
         taken: Sequence[JobRecord | None] = []
         postponed: Sequence[bool] = []
         async with self.database.transaction() as connection:
+            if steps and retries:
+                ids = [*(step.job.job_id for step in steps), *(job.job_id for job, _ in retries)]
+                await self._lock(connection, ids)
             if foreseen is not None and steps:
                 await foreseen.write(connection, self.outbox)
                 taken = foreseen.records

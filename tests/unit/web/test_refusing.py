@@ -1,0 +1,218 @@
+"""The protocol over a transport that only writes down what it is told."""
+
+import asyncio
+import re
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from penstock.web import refusing
+
+HOST = b"Host: here\r\n"
+ASK = b"GET /a HTTP/1.1\r\n" + HOST + b"\r\n"
+LATER = b"GET /later HTTP/1.1\r\n" + HOST + b"\r\n"
+BROKEN_BODY = b"POST /b HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"
+NO_HTTP = b"\x00 what is this\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    def __init__(self):
+        super().__init__()
+        self.said = b""
+        self.closed = False
+        self.is_read = True
+
+    def write(self, data):
+        self.said += data
+
+    def close(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+    def pause_reading(self):
+        self.is_read = False
+
+    def resume_reading(self):
+        self.is_read = True
+
+
+class Served:
+    """A connection, and a small app behind it that answers what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.heads = []
+        self.left = 0
+        self.go_on = asyncio.Semaphore(0)
+        self.wire = Wire()
+        config = uvicorn.Config(
+            self._app,
+            interface="asgi3",
+            log_config=None,
+            proxy_headers=False,
+            timeout_keep_alive=15,
+            ws="none",
+        )
+        config.load()
+        self.protocol = refusing.Protocol(config, ServerState(), {})
+        self.protocol.connection_made(self.wire)
+
+    async def says(self, *parts):
+        for part in parts:
+            self.protocol.data_received(part)
+            await settled()
+
+    @property
+    def statuses(self):
+        return re.findall(r"HTTP/1\.1 (\d+)", self.wire.said.decode())
+
+    async def _app(self, scope, receive, send):
+        if scope["path"] == "/later":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await self.go_on.acquire()
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left += 1
+                return
+            body, more = body + message["body"], message["more_body"]
+        self.asked.append((scope["path"], body))
+        self.heads.append(dict(scope["headers"]))
+        if scope["path"] != "/later":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done", "more_body": False})
+
+
+async def settled():
+    """Tasks have gone as far as they can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def wishing(method, *headers, body=b""):
+    lines = [method + b" /a HTTP/1.1", b"Host: here", b"Connection: Upgrade, HTTP2-Settings"]
+    return b"\r\n".join([*lines, b"Upgrade: h2c", *headers, b"", body])
+
+
+async def test_a_body_behind_a_wish_for_another_protocol_is_that_requests_body():
+    served = Served()
+    head = wishing(b"POST", b"Content-Length: %d" % len(ASK))
+    await served.says(head[:30], head[30:], ASK)
+    assert served.asked == [("/a", ASK)]
+    await served.says(wishing(b"POST", b"Content-Length: 2", body=b"hi") + ASK)
+    assert served.asked[1:] == [("/a", b"hi"), ("/a", b"")]
+
+
+async def test_a_wish_for_a_websocket_is_not_heard():
+    served = Served()
+    await served.says(wishing(b"GET").replace(b"h2c", b"websocket") + ASK)
+    assert served.statuses == ["200", "200"]
+
+
+@pytest.mark.parametrize("nonsense", [NO_HTTP, BROKEN_BODY], ids=["no HTTP", "broken body"])
+async def test_nonsense_behind_a_request_leaves_it_its_answer(nonsense):
+    served = Served()
+    await served.says(LATER + nonsense)
+    await served.says(ASK)
+    assert served.statuses == ["200"] and not served.wire.closed
+    served.go_on.release()
+    await settled()
+    assert served.statuses == ["200"] and b"done" in served.wire.said
+    assert served.wire.closed and served.asked == [("/later", b"")]
+
+
+async def test_a_broken_body_is_refused_at_once():
+    served = Served()
+    await served.says(ASK, BROKEN_BODY)
+    assert served.statuses == ["200", "400"] and served.wire.closed
+    for name, value in refusing.SECURITY_HEADERS.items():
+        assert f"{name}: {value}\r\n" in served.wire.said.decode()
+
+
+async def test_only_so_many_requests_of_a_connection_wait():
+    served = Served()
+    await served.says(LATER + ASK * 10_000)
+    assert len(served.protocol.pipeline) == refusing.MOST_WAITING
+    served.go_on.release()
+    while not served.wire.closed:
+        await settled()
+    assert len(served.statuses) == refusing.MOST_WAITING + 1
+    # The last one says that there will be no more.
+    assert served.wire.said.count(b"connection: close") == 1
+
+
+async def test_nothing_is_read_while_requests_wait():
+    served = Served()
+    await served.says(LATER + LATER + ASK)
+    for _ in range(2):
+        assert not served.wire.is_read
+        served.go_on.release()
+        await settled()
+    assert served.statuses == ["200"] * 3 and served.wire.is_read
+
+
+async def test_whoever_is_answered_hears_that_the_connection_is_lost():
+    served = Served()
+    await served.says(LATER + ASK)
+    served.protocol.connection_lost(None)
+    served.go_on.release()
+    await settled()
+    assert served.left == 1 and served.asked == []
+
+
+async def test_what_comes_behind_a_body_is_no_header():
+    served = Served()
+    head = b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    await served.says(head + b"2\r\nhi\r\n0\r\nX-User: 7\r\nX-More: 8\r\n\r\n" + ASK)
+    assert [set(one) for one in served.heads] == [{b"host", b"transfer-encoding"}, {b"host"}]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"GET /a HTTP/1.1\r\n", id="no host"),
+        pytest.param(b"GET /a HTTP/1.1\r\nHost: a\r\nHost: b\r\n", id="two hosts"),
+        pytest.param(b"GET /a\r\n", id="HTTP/0.9"),
+        pytest.param(
+            b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", id="gzip"
+        ),
+        pytest.param(b"CONNECT here:80 HTTP/1.1\r\nHost: a\r\n", id="CONNECT"),
+    ],
+)
+async def test_what_others_might_read_differently_is_refused(head):
+    served = Served()
+    await served.says(head + b"\r\n")
+    assert served.statuses == ["400"] and served.wire.closed and not served.asked
+
+
+async def test_a_connection_that_does_not_ask_ends():
+    begun, silent, asks = Served(), Served(), Served()
+    for _ in range(4):
+        await asyncio.sleep(5)
+        await begun.says(b"GET /")
+        await asks.says(ASK)
+    assert begun.wire.closed and silent.wire.closed
+    assert not asks.wire.closed and asks.statuses == ["200"] * 4
+
+
+async def test_a_body_may_take_its_time():
+    served = Served()
+    await served.says(b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 10\r\n\r\n")
+    for _ in range(10):
+        await asyncio.sleep(20)
+        await served.says(b"x")
+    assert served.asked == [("/a", b"x" * 10)] and not served.wire.closed
+
+
+async def test_many_good_requests_add_up_to_nothing():
+    served = Served()
+    for _ in range(300):
+        await served.says(ASK[:-2] + b"A: " + b"x" * 1000 + b"\r\n\r\n")
+    assert served.statuses == ["200"] * 300
