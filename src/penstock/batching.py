@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from penstock.errors import InternalError
 
@@ -28,6 +28,10 @@ class GroupCommit(Generic[Item, Result]):
     `quiet_turns`: where a call costs much, those who waited for the last one are about to come
     with more; the next begins when nothing has come for so many turns of the loop.
 
+    `repeatable`: a call that is cancelled from outside, as all tasks are when their loop is about
+    to end, is made again with the next that comes, or by `finished`. Otherwise who waits for it is
+    cancelled too.
+
     A caller that is cancelled takes nobody along, and its item is left out unless its call runs.
     """
 
@@ -40,6 +44,7 @@ class GroupCommit(Generic[Item, Result]):
         measure: Callable[[Item], tuple[int, int]] | None = None,
         all_or_none: bool = False,
         quiet_turns: int = 0,
+        repeatable: bool = False,
     ) -> None:
         self._act = act
         self._most = most
@@ -47,6 +52,7 @@ class GroupCommit(Generic[Item, Result]):
         self._measure = measure
         self._all_or_none = all_or_none
         self._quiet_turns = quiet_turns
+        self._repeatable = repeatable
         # Calls must not see what happened to be set where an item came from.
         self._context = copy_context()
         self._waiting: list[Item] = []
@@ -69,9 +75,13 @@ class GroupCommit(Generic[Item, Result]):
         """Have it done, without an answer: `act` must tell of failures by itself."""
         self._waiting.append(item)
         if self._task is None:
-            # Owned here: it ends when nothing waits, and `finished` waits for it.
-            loop = asyncio.get_running_loop()
-            self._task = loop.create_task(self._run(), context=self._context)
+            self._begin()
+
+    def _begin(self) -> None:
+        # Owned here: it ends when nothing waits, and `finished` waits for it.
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._run(), context=self._context)
+        self._task.add_done_callback(self._ended)
 
     def ask(self, item: Item) -> asyncio.Future[Result]:
         """Have it done; the future holds the answer. Cancelling it leaves the item out."""
@@ -85,6 +95,10 @@ class GroupCommit(Generic[Item, Result]):
 
     async def finished(self, timeout: float | None = None) -> bool:
         """Wait until nothing waits and no call runs, at most `timeout` seconds; False: not yet."""
+        if self._task is not None and self._task.done():
+            self._ended(self._task)
+        if self._task is None and self._waiting:
+            self._begin()
         if self._task is None:
             return True
         done, _ = await asyncio.wait({self._task}, timeout=timeout)
@@ -117,8 +131,23 @@ class GroupCommit(Generic[Item, Result]):
                     answer.set_exception(error)
             raise
         finally:
-            if self._task is asyncio.current_task():
+            self._ended(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """However it did: told at once, and again later in case it was before its first step."""
+        if self._task is task:
+            if self._repeatable and task.cancelling():
+                self._task = None
+                self._take_back()
+            else:
                 self._forget()
+
+    def _take_back(self) -> None:
+        """What was in the call waits again, before all that came since."""
+        count = len(self._batch)
+        later = [(at + count, answer) for at, answer in self._answers]
+        self._waiting, self._answers = [*self._batch, *self._waiting], [*self._calling, *later]
+        self._batch, self._calling = [], []
 
     def _forget(self) -> None:
         """Nobody waits for ever: who is left here was cancelled with the work itself."""

@@ -7,8 +7,14 @@ import asyncio
 import inspect
 import logging
 from typing import Any
+from weakref import WeakKeyDictionary
 
 _log = logging.getLogger("penstock")
+# After a wish to end the program everything is closed, which another must not end half-way; a loop
+# that still runs after so many seconds went on instead.
+_CLOSING = 60.0
+# Of the event loop, because who wants to leave may know nothing of others who do.
+_closed_by: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
 
 
 def survive(error: BaseException, what: str) -> None:
@@ -18,9 +24,14 @@ def survive(error: BaseException, what: str) -> None:
 
 
 def leave_later(error: BaseException) -> None:
-    """A wish to end the program is granted by the event loop, once everything here is in order."""
+    """A wish to end the program is granted by the event loop, once everything here is in order;
+    the first one, whoever has others."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
-        asyncio.get_running_loop().call_soon(_leave, error)
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if now >= _closed_by.get(loop, now):
+            _closed_by[loop] = now + _CLOSING
+            loop.call_soon(_leave, error)
 
 
 def _leave(error: BaseException) -> None:

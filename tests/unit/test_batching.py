@@ -189,3 +189,37 @@ async def test_without_a_promise_of_all_or_none_nothing_is_done_twice():
     answers = await asyncio.gather(*(commit.do(n) for n in range(3)), return_exceptions=True)
     assert [type(answer) for answer in answers] == [ZeroDivisionError] * 3
     assert acts.batches == [[0, 1, 2]]
+
+
+def cancel_all():
+    """As `asyncio.run` does at the end, to all but the task that asks for it."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_when_all_tasks_are_cancelled_nobody_waits_for_ever(turns):
+    commit = GroupCommit(Acts())
+    asked = commit.ask(1)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    cancel_all()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert await commit.finished()
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_what_may_be_repeated_is_done_though_all_tasks_were_cancelled(turns):
+    acts = Acts()
+    commit = GroupCommit(acts, most=2, repeatable=True)
+    asked = [commit.ask(n) for n in range(3)]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    cancel_all()
+    await asyncio.sleep(0)
+    assert commit.unanswered == 3
+    acts.gate.set()
+    assert await commit.finished()
+    assert await asyncio.gather(*asked) == [0, 2, 4]
+    assert acts.batches == [[0, 1]] * turns + [[0, 1], [2]]

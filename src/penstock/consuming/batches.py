@@ -31,7 +31,6 @@ class Batches:
         self._timer: asyncio.TimerHandle | None = None
         self._running: dict[asyncio.Task[Any], list[Message]] = {}
         self._spared: set[asyncio.Task[Any]] = set()
-        self._leaving = False
 
     @property
     def busy(self) -> bool:
@@ -94,9 +93,4 @@ class Batches:
                     message.nack()
             if isinstance(error, asyncio.CancelledError | GeneratorExit):
                 raise
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                # Once: another wish would end the closing that follows.
-                if self._leaving:
-                    return
-                self._leaving = True
             survive(error, f"Answering for a batch of {len(batch)} messages")

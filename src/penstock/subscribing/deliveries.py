@@ -327,12 +327,11 @@ class Deliveries:
         self._source.report(failure)
 
     def _leave(self, wish: BaseException) -> None:
-        """The program is to end. Once: another wish would end the closing that follows."""
-        if not self.leaving:
-            self.leaving = True
-            self.pause()
-            self._flow.changed()
-            leave_later(wish)
+        """The program is to end."""
+        self.leaving = True
+        self.pause()
+        self._flow.changed()
+        leave_later(wish)
 
     # Messages are settled: the verbs of `Message`.
 

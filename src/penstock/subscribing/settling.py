@@ -33,7 +33,7 @@ class Settler(GroupCommit[Settlement, AckResponse]):
         persistence: Persistence,
         on_answers: Callable[[Sequence[Settlement], Sequence[AckResponse]], None],
     ) -> None:
-        super().__init__(self._send, most=_BATCH)
+        super().__init__(self._send, most=_BATCH, repeatable=True)
         self._source = source
         self._on_answers = on_answers
         self.persistence = persistence

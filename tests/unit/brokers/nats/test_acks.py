@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.brokers.nats.aio.parser import LeanParser
 from penstock.brokers.nats.aio.publishing import Publishing
+from penstock.brokers.nats.aio.reply_names import TRIAL
 from penstock.brokers.nats.catalogue import Routes
 from penstock.errors import PermissionDeniedError, UnavailableError
 from penstock.message import Draft, PublishFault
@@ -24,6 +25,7 @@ class Wire:
 
     max_payload = 2**20
     timeout = 5.0
+    lone_server = "run 1"
 
     def __init__(self):
         self.parser = LeanParser(SimpleNamespace(), {b"1": self._other})
@@ -48,6 +50,10 @@ class Wire:
 
     async def write(self, parts, at_once=False):
         self.replies.append(re.findall(rb"PUB \S+ (\S+) ", b"".join(parts)))
+
+    def answer(self, reply, payload=b"ok"):
+        """Somebody listens on the topic's subject too, and answers what is published there."""
+        self.parser.feed(b"MSG %b 1 %d\r\n%b\r\n" % (reply, len(payload), payload))
 
     def ack(self, replies):
         """Each is stored at its index in its call and a thousand times the call's number."""
@@ -123,33 +129,112 @@ async def published(wire, ours, *, acked=2):
     return wire.replies[-1]
 
 
+async def trusted(*, alone=True):
+    """After a time in which everything was answered once; and the subjects that serve again."""
+    wire, ours = publishing(alone=alone)
+    await published(wire, ours)
+    await asyncio.sleep(TRIAL)
+    return wire, ours, await published(wire, ours)
+
+
 async def test_subjects_whose_acks_are_all_here_are_used_again():
-    wire, ours = publishing(alone=True)
-    first = await published(wire, ours)
+    wire, ours, first = await trusted()
     assert await published(wire, ours) == first
 
 
-async def test_subjects_of_an_ack_that_may_still_come_are_never_used_again():
+async def test_subjects_are_not_used_again_before_all_was_answered_once_for_a_while():
     wire, ours = publishing(alone=True)
+    seen = [await published(wire, ours) for _ in range(9)]
+    assert len({reply for replies in seen for reply in replies}) == 18
+
+
+async def test_subjects_are_not_used_again_once_a_message_was_acked_twice():
+    wire, ours, first = await trusted()
+    wire.ack(first[1:])
+    assert not set(first) & set(await published(wire, ours))
+    again = asyncio.ensure_future(published(wire, ours))
+    await settled()
+    wire.ack(wire.replies[-1][:1] * 2)
+    wire.ack(wire.replies[-1])
+    assert not set(await again) & set(await published(wire, ours))
+
+
+async def test_an_answer_that_comes_on_a_subject_in_use_again_fails_one_and_confirms_none():
+    wire, ours, first = await trusted()
+    calls = []
+    for n in range(2):
+        drafts = [Draft(b"x", {}, None, f"{n}")]
+        calls.append(asyncio.ensure_future(ours.publish("orders", drafts)))
+        await settled()
+        if not n:
+            # Late: of what was sent there before.
+            wire.answer(first[0])
+            await settled()
+    [failed] = await calls[0]
+    assert isinstance(failed, PublishFault)
+    wire.ack([first[0]])
+    await settled()
+    assert not calls[1].done(), "the ack of the first is not the second's"
+    wire.ack(wire.replies[-1])
+    [stored] = await calls[1]
+    assert stored.message_id == "1"
+
+
+async def test_what_is_stored_is_so_whoever_answers_as_well():
+    wire, ours = publishing(alone=True)
+    drafts = [Draft(b"x", {}, None, f"{n}") for n in range(2)]
+    call = asyncio.ensure_future(ours.publish("orders", drafts))
+    await settled()
+    [first, second] = wire.replies[0]
+    wire.ack([first])
+    wire.answer(first)
+    wire.ack([second])
+    assert [answer.sequence for answer in await call] == expected([2])[0]
+
+
+async def test_an_ack_of_a_longer_call_that_comes_late_is_nobodys():
+    wire, ours, first = await trusted()
+    call = asyncio.ensure_future(ours.publish("orders", [Draft(b"x", {}, None, "1")]))
+    await settled()
+    wire.ack(first[1:])
+    await settled()
+    assert not call.done()
+    wire.ack(first[:1])
+    [stored] = await call
+    assert stored.message_id == "1"
+
+
+async def test_subjects_are_not_used_again_on_another_connection():
+    wire, ours, first = await trusted()
+    wire.lose()
+    assert not set(first) & set(await published(wire, ours))
+
+
+async def test_subjects_are_not_used_again_once_the_server_is_one_of_a_cluster():
+    wire, ours, first = await trusted()
+    wire.lone_server = ""
+    assert not set(first) & set(await published(wire, ours))
+
+
+async def test_subjects_of_an_ack_that_may_still_come_are_never_used_again():
+    wire, ours, _ = await trusted()
     late = await published(wire, ours, acked=1)
     others = [await published(wire, ours) for _ in range(3)]
     assert not set(late) & {reply for replies in others for reply in replies}
 
 
 async def test_subjects_of_a_cancelled_publish_are_never_used_again():
-    wire, ours = publishing(alone=True)
+    wire, ours, _ = await trusted()
     call = asyncio.ensure_future(ours.publish("orders", [Draft(b"x", {}, None, "1")]))
-    while not wire.replies:
-        await asyncio.sleep(0)
+    await settled()
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    [late] = wire.replies[0]
+    [late] = wire.replies[-1]
     assert late not in await published(wire, ours)
 
 
 async def test_subjects_are_not_used_again_where_two_leaders_may_ack_a_message():
-    wire, ours = publishing(alone=False)
-    first = await published(wire, ours)
+    wire, ours, first = await trusted(alone=False)
     assert not set(first) & set(await published(wire, ours))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,6 +12,7 @@ from typing import TypeAlias
 
 from penstock.batching import GroupCommit
 from penstock.brokers.nats.aio.connection import Connection
+from penstock.brokers.nats.aio.reply_names import ReplyNames
 from penstock.brokers.nats.aio.wire import WRITE_CHUNK
 from penstock.brokers.nats.catalogue import Catalogue, Routes
 from penstock.brokers.nats.protocol.errors import denied
@@ -64,12 +64,14 @@ class _Call:
     """Answers to one write, by index: the sequence a draft was stored at, or whatever else came,
     as header block and payload."""
 
-    __slots__ = ("answers", "done", "left", "sent")
+    __slots__ = ("answers", "done", "left", "repeated", "sent")
 
     def __init__(self, sent: Sequence[tuple[object, bytes, bytes]], expected: int, total: int):
         self.sent = sent
         self.answers: list[int | tuple[bytes, bytes] | None] = [None] * total
         self.left = expected
+        self.repeated = False
+        """There were more answers than messages."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def stored(self, indexes: list[bytes], sequences: list[int]) -> None:
@@ -77,7 +79,9 @@ class _Call:
         first = int(indexes[0])
         last = first + len(indexes)
         if indexes == _INDEXES[first:last] and last <= len(self.answers):
-            self.left -= self.answers[first:last].count(None)
+            new = self.answers[first:last].count(None)
+            self.left -= new
+            self.repeated |= new < len(indexes)
             self.answers[first:last] = sequences
             self._end_if_complete()
         else:
@@ -85,9 +89,16 @@ class _Call:
                 self.answer(int(index), sequence)
 
     def answer(self, index: int, answer: int | tuple[bytes, bytes]) -> None:
-        if self.answers[index] is None:
+        if index >= len(self.answers):
+            self.repeated = True  # It is about what was sent under this name before.
+            return
+        before = self.answers[index]
+        if before is None:
             self.left -= 1
-        self.answers[index] = answer
+        else:
+            self.repeated = True
+        if type(before) is not int:  # Stored is stored, whoever answers as well.
+            self.answers[index] = answer
         self._end_if_complete()
 
     def _end_if_complete(self) -> None:
@@ -109,8 +120,7 @@ class Publishing:
         self._wire = connection.wire
         self._prefix = f"{connection.options.inbox_prefix}.{secrets.token_hex(8)}"
         self._calls: dict[bytes, _Call] = {}
-        self._names = itertools.count(1)
-        self._answered: list[bytes] = []
+        self._names = ReplyNames()
         self._at = len(self._prefix) + 1
         self._committers: dict[str, _Committer] = {}
         self._wire.on_loss(self._on_loss)
@@ -148,7 +158,9 @@ class Publishing:
                     committer = self._committers[topic] = _Committer(self, topic)
                 await committer.commit(drafts, operations, answers)
             else:
-                await self.pipeline(topic, drafts, operations, answers, alone=routes.alone)
+                # Of the server too: another may be there than the one that told of the topic.
+                alone = routes.alone and bool(self._wire.lone_server)
+                await self.pipeline(topic, drafts, operations, answers, alone=alone)
         return answers  # type: ignore[return-value]
 
     def _plain(self, topic: str, drafts: Sequence[Draft], routes: Routes) -> list[Operation] | None:
@@ -209,27 +221,25 @@ class Publishing:
         *,
         alone: bool = False,
     ) -> None:
-        """Send each by itself, all at once, and wait for all acks.
-
-        A server looks up where an ack goes for each subject that is new to it, a fifth of what it
-        does for a message. So the subjects of a call whose acks are all here serve another one,
-        but only where the server is `alone`: in a cluster, an old leader and a new one may both
-        ack a message, and the second ack would be another message's.
-        """
-        name = self._answered.pop() if alone and self._answered else b"%d" % next(self._names)
+        """Send each by itself, all at once, and wait for all acks. `alone`: the server is in no
+        cluster, and answers each once."""
+        name = self._names.next() if alone else self._names.new()
         call = self._calls[name] = _Call(operations, len(operations), len(drafts))
         reply = b" %b.%b." % (self._prefix.encode(), name)
         error = await self._send(call, name, _written(reply, drafts, operations))
-        if alone and not call.left:
-            self._answered.append(name)
         got = call.answers
+        plain = True
         for at, _, _ in operations:
             answer, draft = got[at], drafts[at]
-            answers[at] = (
-                Receipt(draft.message_id or unnamed(topic, answer), answer)
-                if type(answer) is int
-                else self._receipt(topic, draft, answer, error)  # type: ignore[arg-type]
-            )
+            if type(answer) is int:
+                answers[at] = Receipt(draft.message_id or unnamed(topic, answer), answer)
+            else:
+                plain = False
+                answers[at] = self._receipt(topic, draft, answer, error)  # type: ignore[arg-type]
+        if call.repeated:
+            self._names.doubt()
+        elif alone and plain:
+            self._names.answered(name, asyncio.get_running_loop().time())
 
     async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
         """Write and wait; returns what to say of those that were not answered."""
@@ -267,6 +277,8 @@ class Publishing:
         call = self._calls.get(name)
         if call is not None:
             call.answer(int(index), (block, payload))
+        else:
+            self._names.doubt()
 
     def _on_stored(self, run: list[bytes]) -> None:
         """Plain acks, a run of them: call, index and sequence of each. Those of a call mostly
@@ -278,9 +290,12 @@ class Publishing:
             call = self._calls.get(name)
             if call is not None:
                 call.stored(indexes[first:last], sequences[first:last])
+            else:
+                self._names.doubt()
             first = last
 
     def _on_loss(self) -> None:
+        self._names.doubt()
         error = self._wire.loss(
             "The connection to the NATS server was lost before it acknowledged; the message may "
             "or may not be stored"
@@ -297,7 +312,7 @@ class Publishing:
 
         None when the server refused the batch as a whole.
         """
-        name = b"%d" % next(self._names)
+        name = self._names.new()
         call = self._calls[name] = _Call(waiting, 1, 1)
         reply = b"%b.%b.0" % (self._prefix.encode(), name)
         batch = secrets.token_hex(8).encode()
