@@ -49,7 +49,6 @@ async def serve(
             timeout_graceful_shutdown=3,
             timeout_keep_alive=15,
             http=Protocol,
-            ws="none",
             lifespan="on",
         )
     )

@@ -16,7 +16,6 @@ HOST = b"Host: here\r\n"
 ASK = b"GET /a HTTP/1.1\r\n" + HOST + b"\r\n"
 LATER = b"GET /later HTTP/1.1\r\n" + HOST + b"\r\n"
 BROKEN_BODY = b"POST /b HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"
-NO_HTTP = b"\x00 what is this\r\n\r\n"
 
 
 class Wire(asyncio.Transport):
@@ -116,36 +115,12 @@ async def test_a_wish_for_a_websocket_is_not_heard():
     assert served.statuses == ["200", "200"]
 
 
-@pytest.mark.parametrize("nonsense", [NO_HTTP, BROKEN_BODY], ids=["no HTTP", "broken body"])
-async def test_nonsense_behind_a_request_leaves_it_its_answer(nonsense):
-    served = Served()
-    await served.says(LATER + nonsense)
-    await served.says(ASK)
-    assert served.statuses == ["200"] and not served.wire.closed
-    served.go_on.release()
-    await settled()
-    assert served.statuses == ["200"] and b"done" in served.wire.said
-    assert served.wire.closed and served.asked == [("/later", b"")]
-
-
 async def test_a_broken_body_is_refused_at_once():
     served = Served()
     await served.says(ASK, BROKEN_BODY)
     assert served.statuses == ["200", "400"] and served.wire.closed
     for name, value in refusing.SECURITY_HEADERS.items():
         assert f"{name}: {value}\r\n" in served.wire.said.decode()
-
-
-async def test_only_so_many_requests_of_a_connection_wait():
-    served = Served()
-    await served.says(LATER + ASK * 10_000)
-    assert len(served.protocol.pipeline) == refusing.MOST_WAITING
-    served.go_on.release()
-    while not served.wire.closed:
-        await settled()
-    assert len(served.statuses) == refusing.MOST_WAITING + 1
-    # The last one says that there will be no more.
-    assert served.wire.said.count(b"connection: close") == 1
 
 
 async def test_nothing_is_read_while_requests_wait():
@@ -183,7 +158,6 @@ async def test_what_comes_behind_a_body_is_no_header():
         pytest.param(
             b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", id="gzip"
         ),
-        pytest.param(b"CONNECT here:80 HTTP/1.1\r\nHost: a\r\n", id="CONNECT"),
     ],
 )
 async def test_what_others_might_read_differently_is_refused(head):
