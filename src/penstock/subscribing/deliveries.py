@@ -168,9 +168,15 @@ class Deliveries:
         if len(deliveries) > asked:
             self._refuse(deliveries[asked:], asked)
             deliveries = deliveries[:asked]
+        now = self._clock.monotonic()
+        again = self._leases.known([delivery.ack_id for delivery in deliveries])
+        if again:
+            # A server that was killed lends anew, and names alike, what it forgot to have lent: to
+            # settle what is in hand settles both.
+            self._send_all([self._leases.prolong(i, self.ack_deadline, now) for i in again])
+            deliveries = [delivery for delivery in deliveries if delivery.ack_id not in again]
         if not deliveries:
             return
-        now = self._clock.monotonic()
         received = self._clock.time_ns() / NS
         messages = Message.of(deliveries, self._handlers.owner, received)
         size = sum([_size(delivery.record) for delivery in deliveries])

@@ -75,6 +75,10 @@ class LeaseBook:
     def __iter__(self) -> Iterator[Message]:
         return iter(list(self._messages.values()))
 
+    def known(self, ack_ids: Iterable[str]) -> set[str]:
+        """Which of these are on loan to us."""
+        return self._messages.keys() & ack_ids
+
     def configure(self, ack_deadline: float | None, extension: LeaseExtension | None) -> None:
         """For loans that begin or are renewed from now on; None: as long as the broker grants,
         and no extension."""

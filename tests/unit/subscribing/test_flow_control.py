@@ -1,16 +1,19 @@
 """The window, fetching ahead, and brokers that send too much."""
 
 import asyncio
+from collections.abc import Sequence
 
 from penstock import (
     FlowControl,
     Message,
     Streaming,
 )
+from penstock.brokers.memory import MemoryBroker
 from penstock.errors import (
     FlowControlError,
 )
-from penstock.testing import settled
+from penstock.message import Delivery
+from penstock.testing import VirtualClock, settled
 from tests.support.fakes import FlakyBroker, subscription_on
 from tests.support.scenes import orders, publish
 
@@ -36,6 +39,41 @@ async def test_a_broker_that_sends_too_much_is_reported_and_the_rest_given_back(
             message.ack()
         await settled()
         assert len(received) == 4
+
+
+class ForgetfulBroker(MemoryBroker):
+    """Lends everything twice, under the same ids, as one that was killed before it wrote that
+    down."""
+
+    def __init__(self) -> None:
+        super().__init__(VirtualClock())
+        self._forgotten: list[Delivery] = []
+
+    async def pull(
+        self, subscription: str, *, max_messages: int, max_bytes: int, wait: float
+    ) -> Sequence[Delivery]:
+        if self._forgotten:
+            again, self._forgotten = self._forgotten, []
+            return again
+        self._forgotten = await super().pull(
+            subscription, max_messages=max_messages, max_bytes=max_bytes, wait=wait
+        )
+        return self._forgotten
+
+
+async def test_what_is_lent_again_under_the_same_id_is_in_hand_once():
+    options = {"flow_control": FlowControl(max_messages=4), "ack_deadline": 60}
+    async with subscription_on(ForgetfulBroker(), **options) as (topic, sub):
+        received: list[Message] = []
+        sub.on("message", received.append)
+        await publish(topic, 3)
+        sub.open()
+        await asyncio.sleep(50)
+        assert len(received) == sub.stream.statistics().messages == 3
+        for message in received:
+            message.ack()
+        await settled()
+        assert sub.stream.statistics().messages == 0
 
 
 async def test_high_water_mark_fetches_ahead_but_does_not_deliver_ahead():
