@@ -22,6 +22,9 @@ from penstock.brokers.nats.local import process as server
 PAYLOAD = bytes(256)
 WINDOW = 512
 REPEATS = 5
+# Some seconds of publishing: a publisher lives longer than its first second, in which the server
+# learns each subject that acks go to.
+PUBLISHED = 120_000
 
 
 @asynccontextmanager
@@ -244,7 +247,7 @@ async def main() -> bool:
     rows: list[Row] = []
     async with running(sync=False) as (port, _):
         await _create(port)
-        ways = Publishers(port, 40_000)
+        ways = Publishers(port, PUBLISHED)
         figures = await interleaved(
             REPEATS,
             managed=ways.managed,
