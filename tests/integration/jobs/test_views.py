@@ -274,7 +274,10 @@ async def test_an_event_that_cannot_be_taken_in_is_told_of_and_the_others_are(ke
     assert f"skips MetadataReady of job {stranger.job_id}" in caplog.text
 
 
-async def test_a_view_that_cannot_be_read_stops_no_other_and_says_what_to_do(tmp_path, caplog):
+@pytest.mark.parametrize("is_json", [True, False], ids=["of another version", "no JSON"])
+async def test_a_view_that_cannot_be_read_stops_no_other_and_says_what_to_do(
+    tmp_path, caplog, is_json
+):
     poisoned, healthy = (shirt(JobQueued, number) for number in (1, 2))
     async with (
         Database(f"sqlite:///{tmp_path}/views.db") as database,
@@ -285,7 +288,8 @@ async def test_a_view_that_cannot_be_read_stops_no_other_and_says_what_to_do(tmp
             {**msgspec.to_builtins(await views.get(poisoned.job_id)), "size": "large"}
         )
         async with database.transaction() as connection:
-            await connection.execute(update(sql_views).values(view=stored))
+            view = stored if is_json else stored[:-1]
+            await connection.execute(update(sql_views).values(view=view))
         changed = await views.apply([shirt(Sewn, 1), healthy])
         assert [view.job_id for view in changed] == [healthy.job_id]
         assert poisoned.job_id in caplog.text and "Delete the row" in caplog.text

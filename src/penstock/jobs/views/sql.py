@@ -122,6 +122,12 @@ class _Changes(Struct):
     moved: Sequence[JobView]
 
 
+class _Staged(Struct):
+    """As much of a view as one of another version has."""
+
+    stage: str | None = None
+
+
 class SqlJobViews:
     """Rows of views, of the media types of one pipeline. Enter it to create the tables."""
 
@@ -189,7 +195,7 @@ class SqlJobViews:
         for job_id, data in found.items():
             try:
                 if data:
-                    known[job_id] = self._view(data)
+                    known[job_id] = self._view(job_id, data)
             except FailedPreconditionError as error:
                 _log.error("The read model skips what it hears of a job. %s", error)
                 unreadable.add(job_id)
@@ -255,7 +261,7 @@ class SqlJobViews:
         async with self._database.transaction(reading=True) as connection:
             query = select(sql_views.c.view).where(sql_views.c.job_id == job_id, self._ours)
             found = await connection.scalar(query)
-        return self._view(found) if found else None
+        return self._view(job_id, found) if found else None
 
     async def count(self) -> int:
         async with self._database.transaction(reading=True) as connection:
@@ -265,7 +271,7 @@ class SqlJobViews:
     async def list(self, **wanted: Unpack[Wanted]) -> tuple[Sequence[JobView], str | None]:
         listing = Listing(**wanted)
         c = sql_views.c
-        newest = select(c.view).order_by(c.queued_us.desc(), c.job_id.desc())
+        newest = select(c.job_id, c.view).order_by(c.queued_us.desc(), c.job_id.desc())
         query = newest.where(self._ours).limit(listing.most + 1)
         if listing.user_id is not None:
             query = query.where(c.user_id == listing.user_id)
@@ -276,27 +282,27 @@ class SqlJobViews:
         if listing.before is not None:
             query = query.where(tuple_(c.queued_us, c.job_id) < listing.before)
         async with self._database.transaction(reading=True) as connection:
-            rows = (await connection.scalars(query)).all()
-        page = [self._view(row) for row in rows[: listing.most]]
+            rows = (await connection.execute(query)).all()
+        page = [self._view(row.job_id, row.view) for row in rows[: listing.most]]
         return page, cursor_of(page[-1]) if len(rows) > listing.most else None
 
-    def _view(self, data: bytes) -> JobView:
+    def _view(self, job_id: str, data: bytes) -> JobView:
         try:
             view = msgspec.json.decode(data, type=JobView)
-        except msgspec.ValidationError as error:
-            raise self._unreadable(data, without_input(error)) from None
+        except msgspec.DecodeError as error:
+            raise self._unreadable(job_id, data, without_input(error)) from None
         if view.stage not in self._pipeline.event_types:
-            raise self._unreadable(data, "")
+            raise self._unreadable(job_id, data, "")
         return view
 
-    def _unreadable(self, data: bytes, why: str) -> FailedPreconditionError:
-        kept = msgspec.json.decode(data, type=dict[str, Any])
-        job_id, stage = kept.get("jobId"), kept.get("stage")
-        if stage not in self._pipeline.event_types:
-            return FailedPreconditionError(
-                f"Job {job_id} is at a stage that this process does not know, {stage}; run it with "
-                f"the pipeline that has this stage, instead of {self._pipeline.name!r}"
-            )
+    def _unreadable(self, job_id: str, data: bytes, why: str) -> FailedPreconditionError:
+        with suppress(msgspec.DecodeError):
+            stage = msgspec.json.decode(data, type=_Staged).stage
+            if stage not in self._pipeline.event_types:
+                return FailedPreconditionError(
+                    f"Job {job_id} is at a stage that this process does not know, {stage}; run it "
+                    f"with the pipeline that has this stage, instead of {self._pipeline.name!r}"
+                )
         return FailedPreconditionError(
             f"The view of job {job_id} in {sql_views.name} is not one of this version: {why}. "
             f"Delete the row, and the topic's row in {sql_positions.name}: the events that the "
