@@ -18,7 +18,7 @@ from penstock.brokers.nats.aio.pushing import PushInbox
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.dead_letters import DeadLetterMover
 from penstock.brokers.nats.failing import Failing
-from penstock.brokers.nats.loans import Loans, foreign_ids, needs_loans
+from penstock.brokers.nats.loans import WRITTEN_AFTER, Loans, foreign_ids, needs_loans
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.ordered import OrderedQueue
 from penstock.brokers.nats.protocol.address import NatsOptions
@@ -307,9 +307,13 @@ class NatsBroker:
             queue.denied(text)
 
     def _lost(self) -> None:
-        now = self._clock.monotonic()
+        written_before = self._written_before()
         for loans in self._loans.values():
-            loans.lost(now)
+            loans.lost(written_before)
+
+    def _written_before(self) -> float:
+        """What a server lent before that moment it knows after it was killed."""
+        return self._connection.wire.running.before(WRITTEN_AFTER)
 
     def _forget(self, consumer: Consumer) -> None:
         """It is gone, or another than it was."""
@@ -448,6 +452,7 @@ class NatsBroker:
             await self._pulling.write_acks(acks)
         # Only now: a call that fails is made again, and must find them as they were.
         if loans is not None:
+            loans.wrote(self._written_before())
             for settlement in answered:
                 loans.settled(settlement, now)
         if queue is not None:
@@ -488,13 +493,15 @@ class NatsBroker:
             if loans is None:
                 loans = self._loans[consumer.key] = Loans(consumer.config)
             wire, now = self._connection.wire, self._clock.monotonic()
+            wire.running.begin()
+            loans.wrote(self._written_before())
             if wire.connected:
                 loans.served_by(wire.lone_server)
                 loans.begin(deliveries, now)
             else:
                 # They came a moment before the connection went.
                 loans.begin(deliveries, now)
-                loans.lost(now)
+                loans.lost(self._written_before())
         if (inbox := self._pushed.get(consumer.key)) is not None:
             inbox.lend([delivery.ack_id for delivery in deliveries])
 

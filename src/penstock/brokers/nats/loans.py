@@ -18,7 +18,8 @@ _ACK_ID = re.compile(
 )
 
 # A server writes down what it lent a moment later: a tenth of a second when it is at leisure, and
-# we may hear late of its end. And it writes down whole seconds.
+# we may hear late of its end, beside the time for which we stand still. And it writes down whole
+# seconds.
 WRITTEN_AFTER = 3.0
 ROUNDED_BY = 1.0
 
@@ -57,34 +58,32 @@ class Loans:
         if self._first_written is None and now < self._unwritten_until:
             self._first_written = min(_nth(d.ack_id) for d in deliveries)
         ack_ids = [d.ack_id for d in deliveries]
-        self._note_lent(now, dict.fromkeys(ack_ids, 0.0))
+        self._lent_last.append((now, dict.fromkeys(ack_ids, 0.0)))
         self._ends.add(now + deliveries[0].ack_deadline, ack_ids)
         self._records.update((d.ack_id, d.record) for d in deliveries)
         self._latest.update((d.record.sequence, d.ack_id) for d in deliveries)
 
-    def lost(self, now: float) -> None:
+    def wrote(self, before: float) -> None:
+        """The server has written down what it lent before that moment."""
+        while self._lent_last and self._lent_last[0][0] < before:
+            self._lent_last.popleft()
+
+    def lost(self, written_before: float) -> None:
         """The connection is gone, and perhaps the server."""
-        self._drop_written(now)
+        self.wrote(written_before)
         for _, before in self._lent_last:
             self._doubted = before | self._doubted
 
     def served_by(self, lender: str) -> None:
         """We are connected, to this one: it names a run of a server that is alone, and nothing one
         that has others to remember what it lent."""
-        if self._lender is not None and lender != self._lender and lender:
+        is_known = self._lender is not None or bool(self._doubted)
+        if lender and lender != self._lender and is_known:
             for ack_id in list(self._records):
                 ends = self._doubted.get(ack_id, self._ends.due(ack_id)) or 0.0
                 self._ends.add(ends - ROUNDED_BY, [ack_id])
         self._lender = lender
         self._doubted.clear()
-
-    def _note_lent(self, now: float, before: dict[str, float]) -> None:
-        self._lent_last.append((now, before))
-        self._drop_written(now)
-
-    def _drop_written(self, now: float) -> None:
-        while self._lent_last and self._lent_last[0][0] < now - WRITTEN_AFTER:
-            self._lent_last.popleft()
 
     def is_open(self, ack_id: str, now: float) -> bool:
         """It is ours to settle: not settled, not over, and it has not come again."""
@@ -109,7 +108,7 @@ class Loans:
     def settled(self, settlement: Settlement, now: float) -> None:
         if settlement.verb is Verb.EXTEND and settlement.seconds:
             ack_id = settlement.ack_id
-            self._note_lent(now, {ack_id: self._ends.due(ack_id) or 0.0})
+            self._lent_last.append((now, {ack_id: self._ends.due(ack_id) or 0.0}))
             self._ends.add(now + self.ack_deadline, [ack_id])
         else:
             self._ends.discard(settlement.ack_id)

@@ -116,6 +116,7 @@ class OrderedQueue:
         self._lender = ""
         self._unwritten: set[int] = set()
         self._ignore_losses = wire.on_loss(self._on_loss)
+        wire.running.begin()
 
     # Those who receive.
 
@@ -365,8 +366,7 @@ class OrderedQueue:
 
     def _on_loss(self) -> None:
         """What was sent to us and not read is nobody's for a while: it has to be found out."""
-        since = asyncio.get_running_loop().time() - WRITTEN_AFTER
-        self._unwritten |= self._keeping.came_since(since)
+        self._unwritten |= self._keeping.came_since(self._wire.running.before(WRITTEN_AFTER))
         self._begin_anew()
         self._keeping.answered()
         if self._ended is not None and not self._ended.done():
@@ -441,7 +441,8 @@ class OrderedQueue:
             self._doubt()
         ack_ids = self._book.ack_ids()
         now = asyncio.get_running_loop().time()
-        renewal = self._keeping.renewing(now, forget_before=now - WRITTEN_AFTER)
+        written = self._wire.running.before(WRITTEN_AFTER)
+        renewal = self._keeping.renewing(now, forget_before=written)
         if ack_ids:
             self._tell_renewed(ack_ids)
             self._spawn(self._confirm(renewal))

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from penstock.brokers.nats.aio.running import Running
 from penstock.brokers.nats.broker import NatsBroker
 from penstock.brokers.nats.failing import Failing
-from penstock.brokers.nats.loans import Loans
+from penstock.brokers.nats.loans import WRITTEN_AFTER, Loans
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.config import DeadLetterPolicy, SubscriptionConfig
 from penstock.errors import UnavailableError
@@ -53,7 +54,7 @@ def test_what_a_lone_server_lent_last_is_not_ours_when_it_was_started_again(next
     held.served_by("first run")
     held.begin([lent("b")], 4.0)
     for moment in (4.5, 4.6):  # The first attempt to connect fails.
-        held.lost(moment)
+        held.lost(moment - WRITTEN_AFTER)
     assert held.is_open("b", 4.7)
     held.served_by(next_lender)
     assert held.is_open("a", 5.0), "it had written that down long ago"
@@ -63,7 +64,7 @@ def test_what_a_lone_server_lent_last_is_not_ours_when_it_was_started_again(next
 def test_a_server_that_was_started_again_keeps_whole_seconds_of_a_loan():
     held = loans("a")
     held.served_by("first run")
-    held.lost(5.0)
+    held.lost(5.0 - WRITTEN_AFTER)
     held.served_by("second run")
     assert held.is_open("a", 8.9)
     assert not held.is_open("a", 9.0)
@@ -74,7 +75,7 @@ def test_an_extension_that_a_server_may_have_forgotten_is_none():
     held.served_by("first run")
     for moment in (6.0, 7.0):
         held.settled(Settlement("a", Verb.EXTEND, 10.0), moment)
-    held.lost(7.5)
+    held.lost(7.5 - WRITTEN_AFTER)
     held.served_by("second run")
     assert held.is_open("a", 8.9)
     assert not held.is_open("a", 9.0)
@@ -83,9 +84,9 @@ def test_an_extension_that_a_server_may_have_forgotten_is_none():
 def test_what_a_server_lent_before_a_connection_was_cut_is_not_doubted_for_ever():
     held = loans("a")
     held.served_by("first run")
-    held.lost(0.1)
+    held.lost(0.1 - WRITTEN_AFTER)
     held.served_by("first run")
-    held.lost(8.0)
+    held.lost(8.0 - WRITTEN_AFTER)
     held.served_by("second run")
     assert held.is_open("a", 8.1)
 
@@ -191,7 +192,9 @@ async def test_nobody_looks_for_dead_letters_of_a_subscription_that_is_gone():
 
 
 def wire():
-    return SimpleNamespace(check_open=lambda: None, connected=True, lone_server="first run")
+    return SimpleNamespace(
+        check_open=lambda: None, connected=True, lone_server="first run", running=Running()
+    )
 
 
 def plain_broker(consumer):
@@ -229,6 +232,32 @@ def exactly_once_broker():
     broker._pushed = {}
     broker._remember(consumer, [delivery(1)])
     return broker, consumer
+
+
+async def test_what_came_first_of_all_as_the_connection_went_is_doubted_too():
+    broker, consumer = exactly_once_broker()
+    broker._loans.clear()
+    broker._connection.wire.connected = False
+    broker._remember(consumer, [delivery(1)])
+    broker._connection.wire.connected = True
+    broker._connection.wire.lone_server = "second run"
+    acks = [Settlement(delivery(1).ack_id, Verb.ACK)]
+    assert await broker.settle("billing", acks) == [AckResponse.INVALID]
+
+
+def stand_still(seconds):
+    asyncio.get_running_loop()._jumping.now += seconds
+
+
+async def test_what_was_lent_before_we_stood_still_is_doubted_however_long_that_was():
+    broker, _ = exactly_once_broker()
+    await asyncio.sleep(1)
+    stand_still(7)
+    await settled()  # What is due now is done before anybody hears of the loss.
+    broker._lost()
+    broker._connection.wire.lone_server = "second run"
+    acks = [Settlement(delivery(1).ack_id, Verb.ACK)]
+    assert await broker.settle("billing", acks) == [AckResponse.INVALID]
 
 
 async def test_what_comes_again_while_its_ack_is_confirmed_is_not_handed_over():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from penstock.brokers.nats.aio.running import Running
 from penstock.brokers.nats.ordered import OrderedQueue
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.records import parse_ack_subject
@@ -30,6 +31,7 @@ class Server:
     lone_server = "first run"
 
     def __init__(self, messages):
+        self.running = Running()
         self.new = list(range(1, messages + 1))
         self.back = []
         self.attempts = {}

@@ -139,6 +139,7 @@ class Connection:
     async def close(self) -> None:
         if not self.wire.closed:
             self.wire.closed = True
+            self.wire.running.end()
             self.wire.lost()
             self.wire.found()
             self._client.send_now()

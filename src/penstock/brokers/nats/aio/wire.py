@@ -17,6 +17,7 @@ from contextlib import suppress
 from penstock.brokers.nats.aio.client import SteadyClient
 from penstock.brokers.nats.aio.line import Line
 from penstock.brokers.nats.aio.parser import LeanParser, RunSink, Sink
+from penstock.brokers.nats.aio.running import Running
 from penstock.brokers.nats.protocol.errors import connection_lost
 from penstock.errors import ClosedError, PenstockError, UnavailableError
 
@@ -39,6 +40,7 @@ class Wire:
         self._slow_writers = 0
         self._write_order = asyncio.Lock()
         self.timeout = 5.0
+        self.running = Running()
         self.closed = False
         """We ended it ourselves: nothing will be tried again."""
         self._parser = LeanParser(client, self._sinks)
