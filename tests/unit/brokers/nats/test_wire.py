@@ -24,6 +24,16 @@ def test_this_nats_py_is_one_we_know():
     assert Wire(client).connected is False
 
 
+@pytest.mark.parametrize(
+    ("cluster", "alone"),
+    [({}, True), ({"cluster": ""}, True), ({"cluster": "edge"}, True), ({"cluster": "all"}, False)],
+)
+def test_a_server_is_alone_that_names_no_cluster_but_itself(cluster, alone):
+    client = SteadyClient()
+    client._server_info = {"server_id": "N1", "server_name": "edge", **cluster}
+    assert Wire(client).lone_server == ("N1" if alone else "")
+
+
 def test_a_nats_py_we_do_not_know_is_refused(monkeypatch):
     import nats.aio.client
 

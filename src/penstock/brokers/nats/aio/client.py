@@ -123,7 +123,9 @@ class SteadyClient(nats.aio.client.Client):
     def lone_server(self) -> str:
         """Which run of which server this is, of one that is alone; nothing for one of a cluster."""
         info = self._server_info
-        return "" if info.get("cluster") else str(info.get("server_id", ""))
+        # One that is a leaf node names itself as its cluster.
+        alone = info.get("cluster") in (None, "", info.get("server_name"))
+        return str(info.get("server_id", "")) if alone else ""
 
     def send(self, data: bytes) -> None:
         """Write with what else is sent in this turn of the event loop: an ack, the next pull and
