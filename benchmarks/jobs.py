@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, event
 
+from benchmarks.job_processes import Apart, ask_for, settings_in
 from benchmarks.measure import Figures, Row, interleaved, ratios, table
 from penstock import Draft
 from penstock.collector import look_rarely
@@ -30,7 +31,6 @@ from penstock.jobs import (
     Stage,
     Text,
     job_system,
-    load_settings,
 )
 from penstock.jobs.system import Ingestion
 from penstock.web import create_app, serve
@@ -38,6 +38,7 @@ from penstock.web import create_app, serve
 JOBS = 600
 CLIENTS = 32
 REPEATS = 3
+APART_JOBS, APART_CLIENTS = 2000, 50
 IDLE = 10.0
 _INFO = AudioInfo(duration=2.5, size=1000, container="wav", codec="pcm_s16le")
 _TEXT = Text(segments=[Segment(0.0, 2.5, "hello there")], language="en")
@@ -51,7 +52,7 @@ async def _listen(_: ProcessingJob) -> Outcome:
     return Done(text=_TEXT)
 
 
-_STAGES = (
+STAGES = (
     Stage(
         name="metadata",
         consumes=JobStage.QUEUED,
@@ -70,14 +71,7 @@ _STAGES = (
 @asynccontextmanager
 async def _running() -> AsyncIterator[tuple[JobSystem, Ingestion]]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        eager = {"concurrency": 256}
-        settings = load_settings(
-            environ={},
-            url=f"local://{folder}/broker",
-            database=f"sqlite:///{folder}/jobs.db",
-            stages={"metadata": eager, "transcription": eager},
-        )
-        async with job_system(settings) as system, system.ingesting() as ingestion:
+        async with job_system(settings_in(Path(folder))) as system, system.ingesting() as ingestion:
             look_rarely()  # As the commands do.
             yield system, ingestion
 
@@ -139,36 +133,15 @@ class Ways:
         return (time.perf_counter() - began) / JOBS
 
     async def asked_through_the_api(self) -> float:
-        """By a client of a few lines: one that does more would measure itself."""
-        left = JOBS
-        port = int(self._address.rpartition(":")[2])
-        body = b'{"mediaType":"audio","source":"a.wav"}'
-        request = (
-            b"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-        )
-
-        async def ask() -> None:
-            nonlocal left
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            while left > 0:
-                left -= 1
-                writer.write(request)
-                head = await reader.readuntil(b"\r\n\r\n")
-                assert head.startswith(b"HTTP/1.1 202")
-                await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
-            writer.close()
-            await writer.wait_closed()
-
         began = time.perf_counter()
         with self.asking:
-            await asyncio.gather(*(ask() for _ in range(CLIENTS)))
+            await ask_for(int(self._address.rpartition(":")[2]), JOBS, CLIENTS)
         return (time.perf_counter() - began) / JOBS
 
     async def from_request_to_transcript(self) -> float:
         """With handlers that do nothing, what is left is ours."""
         async with AsyncExitStack() as stack:
-            for stage in _STAGES:
+            for stage in STAGES:
                 await stack.enter_async_context(self._system.worker(stage))
             # What earlier ways asked for is not counted.
             await self._quiet()
@@ -221,6 +194,24 @@ async def _idle() -> float:
     return (time.process_time() - cpu) / (time.perf_counter() - began)
 
 
+async def _apart() -> list[Row]:
+    """What a process each for the API, the worker and who asks come to."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        apart = Apart(Path(folder))
+        async with apart.running("api"):
+            await apart.asked(JOBS, CLIENTS)
+            rows = []
+            for what, way in (
+                ("asked for through the API, a process each", apart.asked),
+                ("from request to transcript, a process each", apart.done),
+            ):
+                rates = sorted([1 / await way(APART_JOBS, APART_CLIENTS) for _ in range(REPEATS)])
+                cost = ", ".join(f"{role} {cpu * 1e6:,.0f} µs" for role, cpu in apart.cpu.items())
+                spread = f"{rates[0]:,.0f} to {rates[-1]:,.0f}; {cost} of CPU a job"
+                rows.append(Row(what, f"{rates[len(rates) // 2]:,.0f} jobs/s", spread))
+    return rows
+
+
 async def main() -> bool:
     async with _running() as (system, ingestion):
         await system.pubsub.topic("bench").create(message_retention=3600)
@@ -240,11 +231,12 @@ async def main() -> bool:
         )
         idle_api = await _idle()
         async with AsyncExitStack() as stack:
-            for stage in _STAGES:
+            for stage in STAGES:
                 await stack.enter_async_context(system.worker(stage))
             idle_all = await _idle()
         stop.set()
         await serving
+    apart = await _apart()
     broker, store = figures["broker"], figures["store"]
     table(
         f"Jobs: {JOBS} at a time, JetStream and SQLite both syncing every write",
@@ -260,6 +252,7 @@ async def main() -> bool:
             _row("", figures["whole"], store, "the store's"),
             Row(what="asking costs, client included", value="", spread=str(ways.asking)),
             Row(what="request to transcript costs", value="", spread=str(ways.working)),
+            *apart,
             Row(what="an idle API", value=f"{idle_api:.2%} of a core"),
             Row(what="an idle API and its workers", value=f"{idle_all:.2%} of a core"),
         ],

@@ -26,6 +26,12 @@ def spent(folder: str) -> float:
     return sum(found[number].seconds for number in ours if number in found)
 
 
+def spent_by(number: int) -> float:
+    """Seconds that one process has used."""
+    process = _read(number)
+    return 0.0 if process is None else process.seconds
+
+
 def _numbers() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
