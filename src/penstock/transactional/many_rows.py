@@ -17,6 +17,12 @@ from sqlalchemy.sql.dml import UpdateBase
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 
+# Rows from which on they are read, and what is made of them is made, before the transaction that
+# writes it: nobody else can write to SQLite while it lasts, and to make rows takes longer than to
+# write them. But to read them by themselves costs as much as some tens of them.
+READ_FIRST = 100
+
+
 class OvertakenError(Exception):
     """A row is not as it was when it was read: somebody else was faster. Raised inside a
     transaction, so that it is rolled back."""

@@ -18,7 +18,7 @@ from penstock.brokers.nats.aio.pushing import PushInbox
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.dead_letters import DeadLetterMover
 from penstock.brokers.nats.failing import Failing
-from penstock.brokers.nats.loans import WRITTEN_AFTER, Loans, foreign_ids, needs_loans
+from penstock.brokers.nats.loans import Loans, foreign_ids, needs_loans, written_before
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.ordered import OrderedQueue
 from penstock.brokers.nats.protocol.address import NatsOptions
@@ -307,13 +307,9 @@ class NatsBroker:
             queue.denied(text)
 
     def _lost(self) -> None:
-        written_before = self._written_before()
+        before = written_before(self._connection.wire.running)
         for loans in self._loans.values():
-            loans.lost(written_before)
-
-    def _written_before(self) -> float:
-        """What a server lent before that moment it knows after it was killed."""
-        return self._connection.wire.running.before(WRITTEN_AFTER)
+            loans.lost(before)
 
     def _forget(self, consumer: Consumer) -> None:
         """It is gone, or another than it was."""
@@ -452,7 +448,7 @@ class NatsBroker:
             await self._pulling.write_acks(acks)
         # Only now: a call that fails is made again, and must find them as they were.
         if loans is not None:
-            loans.wrote(self._written_before())
+            loans.wrote(written_before(wire.running))
             for settlement in answered:
                 loans.settled(settlement, now)
         if queue is not None:
@@ -494,14 +490,14 @@ class NatsBroker:
                 loans = self._loans[consumer.key] = Loans(consumer.config)
             wire, now = self._connection.wire, self._clock.monotonic()
             wire.running.begin()
-            loans.wrote(self._written_before())
+            loans.wrote(written_before(wire.running))
             if wire.connected:
                 loans.served_by(wire.lone_server)
                 loans.begin(deliveries, now)
             else:
                 # They came a moment before the connection went.
                 loans.begin(deliveries, now)
-                loans.lost(self._written_before())
+                loans.lost(written_before(wire.running))
         if (inbox := self._pushed.get(consumer.key)) is not None:
             inbox.lend([delivery.ack_id for delivery in deliveries])
 

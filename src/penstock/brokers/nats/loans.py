@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 
+from penstock.brokers.nats.aio.running import Running
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.records import parse_ack_subject
 from penstock.config import SubscriptionConfig
@@ -129,6 +130,11 @@ class Loans:
 
 def _nth(ack_id: str) -> int:
     return parse_ack_subject(ack_id.encode()).nth
+
+
+def written_before(running: Running) -> float:
+    """What a server lent before that moment it knows after it was killed."""
+    return running.before(WRITTEN_AFTER)
 
 
 def needs_loans(config: SubscriptionConfig) -> bool:

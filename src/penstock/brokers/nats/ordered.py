@@ -26,7 +26,7 @@ from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.keeping import Keeping
 from penstock.brokers.nats.key_book import KeyBook
-from penstock.brokers.nats.loans import ROUNDED_BY, WRITTEN_AFTER
+from penstock.brokers.nats.loans import ROUNDED_BY, written_before
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied
@@ -366,7 +366,7 @@ class OrderedQueue:
 
     def _on_loss(self) -> None:
         """What was sent to us and not read is nobody's for a while: it has to be found out."""
-        self._unwritten |= self._keeping.came_since(self._wire.running.before(WRITTEN_AFTER))
+        self._unwritten |= self._keeping.came_since(written_before(self._wire.running))
         self._begin_anew()
         self._keeping.answered()
         if self._ended is not None and not self._ended.done():
@@ -441,8 +441,8 @@ class OrderedQueue:
             self._doubt()
         ack_ids = self._book.ack_ids()
         now = asyncio.get_running_loop().time()
-        written = self._wire.running.before(WRITTEN_AFTER)
-        renewal = self._keeping.renewing(now, forget_before=written)
+        before = written_before(self._wire.running)
+        renewal = self._keeping.renewing(now, forget_before=before)
         if ack_ids:
             self._tell_renewed(ack_ids)
             self._spawn(self._confirm(renewal))

@@ -51,13 +51,10 @@ from penstock.jobs.store.said import Said, again, say, say_new
 from penstock.jobs.store.written import Newborn, StepsTaken, Taken
 from penstock.transactional import Database, Outbox
 from penstock.transactional.group_transaction import GroupTransaction
-from penstock.transactional.many_rows import OvertakenError
+from penstock.transactional.many_rows import READ_FIRST, OvertakenError
 from penstock.transactional.schema import prepare
 
 T = TypeVar("T")
-# Jobs from which on they are read before the transaction that changes them, because nobody else can
-# write to SQLite while it lasts. To read them by itself costs as much as some tens of them.
-_MANY = 100
 # A kind of change: makes those of its kind that are wanted, and answers each.
 _Change = Callable[[AsyncConnection, Sequence[Any]], Awaitable[Sequence[Any]]]
 
@@ -316,7 +313,7 @@ class ProcessingJobStore:
         self, wanted: Sequence[Job]
     ) -> tuple[dict[str, JobRecord], frozenset[str]]:
         """`begin` for all but suspects, which are named: jobs whose last attempt never ended."""
-        if len(wanted) >= _MANY:
+        if len(wanted) >= READ_FIRST:
             with suppress(OvertakenError):
                 return await self._begin_as_read(wanted)
         async with self.database.transaction() as connection:

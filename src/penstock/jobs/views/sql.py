@@ -39,7 +39,7 @@ from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.pipeline.media import MEDIA
 from penstock.jobs.views.view import JobView, Listing, Position, Wanted, cursor_of, take_in
 from penstock.transactional import Database, insert_into
-from penstock.transactional.many_rows import ManyRows, OvertakenError
+from penstock.transactional.many_rows import READ_FIRST, ManyRows, OvertakenError
 from penstock.transactional.schema import prepare
 
 _log = logging.getLogger("penstock.jobs")
@@ -91,10 +91,6 @@ _CHANGE = ManyRows(update(sql_views).where(_IS_IT).values(_NEW_VIEW))
 _CHANGE_FROM = ManyRows(
     update(sql_views).where(_IS_IT, sql_views.c.view == bindparam("old_view")).values(_NEW_VIEW)
 )
-# Events from which on views are made before the transaction that keeps them. Nobody else can write
-# to SQLite meanwhile, and to make them takes longer than to write them; but to read them by itself
-# costs as much as some tens of them.
-_MANY = 100
 _BY_ID = select(sql_views.c.job_id, sql_views.c.view)
 _FIND: dict[str, Any] = {
     # One value, however many ids: a statement for each number of them would be made anew each time.
@@ -148,7 +144,7 @@ class SqlJobViews:
     async def apply(self, events: Sequence[StageEvent]) -> Sequence[JobView]:
         if not events:
             return []
-        if len(events) >= _MANY:
+        if len(events) >= READ_FIRST:
             with suppress(OvertakenError):
                 return await self._apply_as_read(events)
         async with self._database.transaction() as connection:

@@ -39,8 +39,7 @@ class Place(NamedTuple):
 
     def is_of(self, topic: str, extent: Extent) -> bool:
         """It counts in this very topic, for all that anybody says."""
-        known = self.identities.get(topic)
-        return not known or not extent.identity or known == extent.identity
+        return is_same_topic(extent, self.identities.get(topic))
 
 
 def place_of(offset: Mapping[str, Any]) -> Place:
@@ -118,16 +117,21 @@ def check_not_beyond(topic: str, extent: Extent, end: int, what: str) -> None:
         )
 
 
+def is_same_topic(extent: Extent, identity: str | None) -> bool:
+    """It is the one of that identity. Nobody can tell where nobody says which it is."""
+    return not identity or not extent.identity or identity == extent.identity
+
+
 def check_same_topic(topic: str, extent: Extent, identity: str) -> None:
-    """Raise when a topic is not the one it was. Nobody can tell where nobody says which it is."""
-    if identity and extent.identity and extent.identity != identity:
+    """Raise when a topic is not the one it was."""
+    if not is_same_topic(extent, identity):
         raise another_topic(topic)
 
 
 def check_read_whole(topic: str, extent: Extent, identity: str) -> None:
     """Raise when a topic is not the one that a batch was to read: what was read may be of either.
     The batch is planned anew when it is run again."""
-    if identity and extent.identity and extent.identity != identity:
+    if not is_same_topic(extent, identity):
         raise FailedPreconditionError(
             f"Topic {topic!r} was deleted and created again while a batch read it. Start the query "
             "again: with whenRecreated=begin it reads the new one from its beginning"
