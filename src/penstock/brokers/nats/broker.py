@@ -135,8 +135,8 @@ class NatsBroker:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
-        self._connection.wire.check_open()
         if not drafts:
+            self._connection.wire.check_open()
             return []
         answers = await self._publishing.publish(topic, drafts)
         if PublishFault in map(type, answers):

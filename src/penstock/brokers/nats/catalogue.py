@@ -60,6 +60,11 @@ class Catalogue:
         self.on_forget: Callable[[Consumer], object] = lambda _: None
         self.on_change: Callable[[Consumer, Consumer], object] = lambda _before, _now: None
 
+    def known_routes(self, topic: str) -> Routes | None:
+        """What `routes` would answer at once; None when it would do more than that."""
+        known = self._routes.get(topic)
+        return None if known is None or known.routed or self._lines.get(topic) else known
+
     async def routes(self, topic: str) -> Routes:
         """How a topic routes, told to those who ask in the order in which they do. A user who may
         not ask publishes without routed attributes, which costs filtering on the server and

@@ -26,6 +26,7 @@ class Wire:
     max_payload = 2**20
     timeout = 5.0
     lone_server = "run 1"
+    is_ready = True
 
     def __init__(self):
         self.parser = LeanParser(SimpleNamespace(), {b"1": self._other})
@@ -36,9 +37,6 @@ class Wire:
 
     def loss(self, told):
         return UnavailableError(told)
-
-    async def until_connected(self):
-        pass
 
     def subscribe_runs(self, subject, rest, sink, other):
         pattern = rb"MSG %b\.%b" % (re.escape(subject.encode()), rest % b"1")
@@ -66,13 +64,10 @@ class Wire:
 
 
 def publishing(*, alone=False):
-    async def routes(_topic):
-        return Routes((), (), alone)
-
     wire = Wire()
     options = SimpleNamespace(inbox_prefix="_INBOX.ours", timeout=5.0, group_commit=False)
     connection = SimpleNamespace(wire=wire, options=options)
-    ours = Publishing(connection, SimpleNamespace(routes=routes))
+    ours = Publishing(connection, SimpleNamespace(known_routes=lambda _: Routes((), (), alone)))
     ours.open()
     return wire, ours
 

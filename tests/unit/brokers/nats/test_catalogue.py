@@ -77,6 +77,7 @@ async def test_a_topic_that_was_made_again_is_soon_routed_as_it_says():
     server = Routing()
     catalogue = Catalogue(server)
     assert (await catalogue.routes("orders")).routed == ("stage", "kind")
+    assert catalogue.known_routes("orders") is None, "it is to be looked at again"
     server.routed = None  # Gone for a moment: whoever publishes finds that out.
     await asyncio.sleep(6)
     for _ in range(3):
@@ -161,3 +162,21 @@ async def test_a_topic_that_was_missing_is_asked_for_again():
     assert [type(one) for one in told] == [TopicNotFoundError] * 2
     assert (await catalogue.routes("orders")).routed == ()
     assert server.asked == 2
+
+
+async def test_how_a_topic_routes_is_known_at_once_when_nobody_waits_to_be_told():
+    catalogue = Catalogue(Slow())
+    told = []
+
+    async def ask(who):
+        told.append((who, await catalogue.routes("orders")))
+
+    asking = [asyncio.ensure_future(ask(who)) for who in ("first", "second")]
+    await settled()
+    assert catalogue.known_routes("orders") is None
+    await asyncio.sleep(1)
+    while catalogue.known_routes("orders") is None:
+        await asyncio.sleep(0)
+    assert [who for who, _ in told] == ["first", "second"], "nobody overtakes those who wait"
+    assert [routes for _, routes in told] == 2 * [catalogue.known_routes("orders")]
+    await asyncio.gather(*asking)

@@ -54,9 +54,12 @@ async def test_whoever_waits_for_a_connection_goes_on_with_it():
     waiting = asyncio.ensure_future(wire.until_connected())
     await asyncio.sleep(wire.timeout - 0.1)
     assert not waiting.done()
+    assert not wire.is_ready
     client.is_connected = True
     wire.found()
+    assert not wire.is_ready, "nobody overtakes those who wait"
     assert await waiting is None
+    assert wire.is_ready
 
 
 async def test_whoever_waits_for_a_connection_in_vain_is_told():
@@ -104,6 +107,10 @@ class Transport:
     def set_protocol(self, protocol):
         self.protocol = protocol
 
+    def receive(self, data):
+        self.protocol.get_buffer(-1)[: len(data)] = data
+        self.protocol.buffer_updated(len(data))
+
 
 async def test_what_comes_goes_past_the_reader_unless_that_is_behind():
     reader = asyncio.StreamReader()
@@ -116,12 +123,12 @@ async def test_what_comes_goes_past_the_reader_unless_that_is_behind():
 
     shortcut = Shortcut(reader, transport, feed, left=0)
     for data in (b"ours 1", b"theirs", b"ours 2"):
-        transport.protocol.data_received(data)
+        transport.receive(data)
     assert fed == [b"ours 1", b"theirs"], "the second of ours must not overtake theirs"
     read = await reader.read(1000)
     assert read == b"theirsours 2"
     shortcut.left -= len(read)
-    transport.protocol.data_received(b"ours 3")
+    transport.receive(b"ours 3")
     assert fed[2:] == [b"ours 3"]
 
 
@@ -133,7 +140,7 @@ async def test_nonsense_on_the_short_way_is_told_to_the_reader():
         raise ValueError("nonsense")
 
     Shortcut(reader, transport, feed, left=0)
-    transport.protocol.data_received(b"x")
+    transport.receive(b"x")
     with pytest.raises(ValueError, match="nonsense"):
         await reader.read(1000)
 

@@ -142,9 +142,10 @@ class Publishing:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
-        await self._wire.until_connected()
+        if not self._wire.is_ready:
+            await self._wire.until_connected()
         try:
-            routes = await self._catalogue.routes(topic)
+            routes = self._catalogue.known_routes(topic) or await self._catalogue.routes(topic)
         except TopicNotFoundError as error:
             return [PublishFault(error)] * len(drafts)
         answers: list[Receipt | PublishFault | None] = [None] * len(drafts)

@@ -60,6 +60,12 @@ class Wire:
         """Which run of which server this is, of one that is alone; nothing for one of a cluster."""
         return self._client.lone_server
 
+    @property
+    def is_ready(self) -> bool:
+        """`until_connected` would return at once. To ask first saves the many who publish one
+        message at a time a tenth of what they wait for."""
+        return self._client.is_connected and not self.closed and not self._back
+
     def check_open(self) -> None:
         if self.closed:
             raise closed_error()

@@ -106,11 +106,12 @@ def encode_header(draft: Draft) -> bytes:
     """The header block of a draft; empty when it needs none."""
     if (
         not draft.attributes
-        and draft.message_id is not None
         and draft.ordering_key is None
         and draft.expect is None
         and draft.ttl is None
     ):
+        if draft.message_id is None:
+            return b""
         return ONLY_ID + draft.message_id.encode() + b"\r\n\r\n"
     lines = [b"%b: %b\r\n" % (_header_name(k), v.encode()) for k, v in draft.attributes.items()]
     if draft.message_id is not None:
