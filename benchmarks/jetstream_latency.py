@@ -1,7 +1,7 @@
 """How long a message takes from `publish` to its handler, one at a time, beside nats-py.
 
-Messages take turns between the clients, in one event loop: whatever the machine does meanwhile, it
-does to all of them.
+Messages take turns between the clients, forth and back, in one event loop: whatever the machine
+does meanwhile, it does to all of them, and none has always the same before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from benchmarks.jetstream import PAYLOAD, running
 from benchmarks.measure import Row, table
 from penstock import Message, PubSub
 
-MESSAGES = 2_000
+# So many that the slowest hundredth is more than a few odd moments of the machine.
+MESSAGES = 5_000
 WARM_UP = 100
 # Between messages, so that one's acks and next pulls are not in the next one's way.
 PAUSE = 0.0005
@@ -107,13 +108,11 @@ async def main() -> bool:
                 nats_py_pull(context, arrivals) as pulled,
             ):
                 took: dict[str, list[float]] = {"penstock": [], "pushed": [], "pulled": []}
+                turns = (("penstock", ours), ("pushed", pushed), ("pulled", pulled))
                 for _ in range(MESSAGES + WARM_UP):
-                    for name, publish in (
-                        ("penstock", ours),
-                        ("pushed", pushed),
-                        ("pulled", pulled),
-                    ):
+                    for name, publish in turns:
                         took[name].append(await arrivals.after(publish))
+                    turns = turns[::-1]
         await client.close()
     figures = {name: sorted(seconds[WARM_UP:]) for name, seconds in took.items()}
     rows = [

@@ -188,7 +188,7 @@ class Deliveries:
         self._alarm.set(self._leases.next())
         self._held.extend(messages)
         self._flow.changed()
-        self._drain()
+        self._drain(now)
         if self._held:
             self._park(islice(reversed(self._held), len(messages)))
 
@@ -235,12 +235,12 @@ class Deliveries:
             self._release(message)
         return ids
 
-    def _drain(self) -> None:
+    def _drain(self, now: float) -> None:
         """Deliver what waits and may go now, a turn's worth at a time."""
         # What handlers called here set free is delivered by this very loop.
         is_due, self._drain_due = self._drain_due, True
-        self._alarm.catch_up()
-        until = self._clock.monotonic() + _TURN
+        self._alarm.catch_up(now)
+        until = now + _TURN
         calls, look_at, late = 0, 1, False
         window, most, held = self.window, self._flow.max_delivered, self._held
         parked, handlers = self._leases.parked, self._handlers
@@ -276,7 +276,7 @@ class Deliveries:
 
     def _drain_as_due(self) -> None:
         self._drain_due = False
-        self._drain()
+        self._drain(self._clock.monotonic())
 
     def _park(self, messages: Iterable[Message]) -> None:
         """They wait to be seen: what nobody saw must not end as a failed attempt."""
@@ -289,7 +289,7 @@ class Deliveries:
             self._send_all(self._leases.start(message, self._clock.monotonic()))
 
     def _may_start(self, message: Message) -> bool:
-        self._alarm.catch_up()
+        self._alarm.catch_up(self._clock.monotonic())
         if self._leases.parked:
             self._start(message)
         return message in self._leases

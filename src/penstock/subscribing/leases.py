@@ -96,7 +96,7 @@ class LeaseBook:
         """These are ours, for as long as we want or else as the broker granted."""
         self._granted = granted
         wanted = self.ack_deadline = self._wanted or granted
-        ack_ids = [message.ack_id for message in messages]
+        ack_ids = [message._delivery.ack_id for message in messages]
         self._messages.update(zip(ack_ids, messages, strict=True))
         self._expiry.add(now + wanted, ack_ids)
         if self._extension is not None:
@@ -163,8 +163,10 @@ class LeaseBook:
 
     def next(self) -> float | None:
         """When to look again for expired loans or due renewals."""
-        times = [t for t in (self._expiry.next(), self._renewal.next()) if t is not None]
-        return min(times, default=None)
+        expiry, renewal = self._expiry.next(), self._renewal.next()
+        if expiry is None or renewal is None:
+            return renewal if expiry is None else expiry
+        return min(expiry, renewal)
 
     def pop_expired(self, now: float) -> list[Message]:
         """Loans that have ended unsettled. Ask for `renewals` first."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from itertools import pairwise
 
 import pytest
@@ -119,10 +120,28 @@ def test_what_is_ours_is_handed_over_without_waiting_up_to_what_is_not():
 
 def test_messages_go_before_answers_that_came_with_them():
     order = []
-    parser = LeanParser(Client(), {b"7": lambda *_: order.append("message")})
+
+    def sink(*_):
+        order.append("message")
+        parser.afterwards(lambda: order.append("handler"))
+
+    parser = LeanParser(Client(), {b"7": sink})
     parser.alike = (re.compile(rb"MSG in\.(\d) 8 0\r\n\r\n"), order.append)
     parser.feed(b"MSG in.1 8 0\r\n\r\nMSG orders 7 0\r\n\r\nMSG in.2 8 0\r\n\r\n")
-    assert order == ["message", [b"1", b"2"]]
+    assert order == ["message", "handler", [b"1", b"2"]]
+
+
+def test_answers_that_came_with_a_message_are_taken_though_its_handler_ends_the_program():
+    runs = []
+
+    def sink(*_):
+        parser.afterwards(sys.exit)
+
+    parser = LeanParser(Client(), {b"7": sink})
+    parser.alike = (re.compile(rb"MSG in\.(\d) 8 0\r\n\r\n"), runs.extend)
+    with pytest.raises(SystemExit):
+        parser.feed(b"MSG in.1 8 0\r\n\r\nMSG orders 7 0\r\n\r\n")
+    assert runs == [b"1"]
 
 
 def test_an_error_nats_py_does_not_know_is_a_reason_to_connect_anew():
@@ -354,7 +373,9 @@ def test_a_piece_in_which_answers_and_messages_take_turns_is_searched_once():
     assert pattern.searches == 1
 
 
-def test_an_answer_inside_a_message_is_not_taken_for_one():
+@pytest.mark.parametrize("few", [0, 1024])
+def test_an_answer_inside_a_message_is_not_taken_for_one(few, monkeypatch):
+    monkeypatch.setattr("penstock.brokers.nats.aio.parser._MANY_ALIKE", few)
     ours, runs = [], []
     parser = LeanParser(Client(), {b"7": lambda *message: ours.append(message)})
     answer = b"MSG in.%d 8 0\r\n\r\n"

@@ -22,6 +22,7 @@ class Wire:
     """Takes what is written, and hands over what the test says has come."""
 
     timeout = 5.0
+    max_payload = 1000
 
     def __init__(self):
         self.sinks, self.posted, self.losses = [], [], []
@@ -96,11 +97,50 @@ async def test_a_pull_that_is_cancelled_gives_back_what_has_come_and_what_comes_
 
 
 async def test_a_pull_that_nobody_answers_gives_back_what_has_come(wire):
-    pull = await waiting_pull(wire)
+    pull = await dated_pull(wire, wait=30, heartbeat=0, most=10)
     wire.deliver(FIRST)
     with pytest.raises(DeadlineExceededError):
         await pull
     assert wire.posted == [given_back(FIRST)]
+
+
+@pytest.mark.parametrize("came", [[], [FIRST]])
+async def test_a_server_that_has_forgotten_a_request_is_asked_again_soon(wire, came):
+    """It answers none that comes while it deletes the consumer."""
+    pull = await waiting_pull(wire)
+    for reply in came:
+        wire.deliver(reply)
+    assert [reply for _, reply, _, _ in await pull] == came
+    assert asyncio.get_running_loop().time() == 10 * (1 + len(came))
+    wire.deliver(SECOND)
+    assert wire.posted == [given_back(SECOND)], "nobody waits for it any more"
+
+
+async def test_a_request_that_the_server_says_it_has_is_waited_for(wire):
+    pull = await waiting_pull(wire)
+    for _ in range(5):
+        await asyncio.sleep(5)
+        wire.end(NOTHING_YET)
+    assert not pull.done()
+    wire.end(b"NATS/1.0 408 Request Timeout\r\n\r\n")
+    assert await pull == []
+
+
+async def test_of_the_requests_to_a_consumer_one_is_watched(wire):
+    requests = pulling(wire)
+    pulls = []
+    for watched in (True, False, False):
+        pulls.append(asyncio.ensure_future(requests.pull(CONSUMER, 1, 1000, 30)))
+        await settled()
+        assert (b"idle_heartbeat" in wire.written[0]) is watched
+    wire.sinks[0](b"orders", FIRST, b"", b"x")
+    await pulls[0]
+    pulls.append(asyncio.ensure_future(requests.pull(CONSUMER, 1, 1000, 30)))
+    await settled()
+    assert b"idle_heartbeat" in wire.written[0]
+    for pull in pulls:
+        pull.cancel()
+    await asyncio.wait(pulls)
 
 
 async def test_a_pull_ends_when_the_connection_does(wire):
@@ -153,9 +193,9 @@ async def test_acks_that_nobody_is_there_to_confirm_are_no_success(wire):
 NOTHING_YET = b"NATS/1.0 100 Idle Heartbeat\r\n\r\n"
 
 
-async def dated_pull(wire, *, wait, heartbeat):
+async def dated_pull(wire, *, wait, heartbeat, most=1):
     pull = asyncio.ensure_future(
-        pulling(wire).pull_dated(CONSUMER, 1, 1000, wait, heartbeat=heartbeat)
+        pulling(wire).pull_dated(CONSUMER, most, 1000, wait, heartbeat=heartbeat)
     )
     await settled()
     return pull
@@ -365,3 +405,60 @@ async def test_what_goes_wrong_when_it_is_taken_is_told_to_whoever_waits(wire):
     wire.all_is_read()
     with pytest.raises(ValueError, match="no"):
         await pull
+
+
+def last(*, behind, attempt=1):
+    return b"$JS.ACK.orders.billing.%d.1.1.1700000000000000000.%d" % (attempt, behind)
+
+
+def asked(wire):
+    """How many messages, and how many bytes, the last request was for."""
+    request = json.loads(wire.written[0].split(b"\r\n")[1])
+    return request["batch"], request.get("max_bytes")
+
+
+async def next_request(wire, requests, came, take=lambda _: True, size=1000):
+    """What is asked for after this has come for a request."""
+    first = asyncio.ensure_future(requests.pull(CONSUMER, 9, 1000, 30, take))
+    await settled()
+    wire.deliver(came)
+    wire.end(b"NATS/1.0 404 No Messages\r\n\r\n")
+    wire.all_is_read()
+    await first
+    second = asyncio.ensure_future(requests.pull(CONSUMER, 9, size, 30, take))
+    await settled()
+    second.cancel()
+    await asyncio.wait([second])
+    return asked(wire)
+
+
+async def test_who_has_all_there_is_asks_for_the_next_one_alone(wire):
+    assert await next_request(wire, pulling(wire), last(behind=0)) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("came", "size"),
+    [(last(behind=3), 1000), (last(behind=0, attempt=2), 1000), (last(behind=0), 999)],
+    ids=["more are there", "what comes again is not counted", "one may be too large"],
+)
+async def test_who_may_find_more_asks_for_many(wire, came, size):
+    assert await next_request(wire, pulling(wire), came, size=size) == (9, size)
+
+
+async def test_who_does_not_ask_again_at_once_is_given_all_there_is(wire):
+    assert await next_request(wire, pulling(wire), last(behind=0), take=None) == (9, 1000)
+
+
+async def test_more_is_asked_for_again_once_there_is_more(wire):
+    requests = pulling(wire)
+    assert await next_request(wire, requests, last(behind=0)) == (1, None)
+    pull = asyncio.ensure_future(requests.pull(CONSUMER, 9, 1000, 30, lambda _: True))
+    await settled()
+    wire.deliver(last(behind=7))
+    wire.all_is_read()
+    await pull
+    pull = asyncio.ensure_future(requests.pull(CONSUMER, 9, 1000, 30, lambda _: True))
+    await settled()
+    assert asked(wire) == (9, 1000)
+    pull.cancel()
+    await asyncio.wait([pull])

@@ -26,6 +26,8 @@ RunSink: TypeAlias = Callable[[list[bytes]], None]
 """Called with a run of messages that look alike: the groups of the pattern, one message's after
 the other's."""
 
+# Bytes that are many answers.
+_MANY_ALIKE = 1024
 _NEVER = re.compile(rb"(?!)")
 _KNOWN_ERRORS = ("stale connection", "permissions violation")
 
@@ -62,23 +64,28 @@ class LeanParser(Parser):
     def feed(self, data: bytes) -> bytes:
         """Hand over messages of ours until something else comes: returns that and all behind it,
         which is for `parse`."""
+        run: list[bytes] = []
         try:
-            return self._feed(data)
+            return self._feed(data, run)
         finally:
-            if self._afterwards:
-                self._act()
+            # Who waits for a message goes before who waits for an answer.
+            try:
+                if self._afterwards:
+                    self._act()
+            finally:
+                self._take_alike(run)
 
     def _act(self) -> None:
         # Not one after the other from a list: an act may be the last, if it ends the program.
         while self._afterwards:
             self._afterwards.pop(0)()
 
-    def _feed(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes, run: list[bytes]) -> bytes:
         data = self._with_rest(data)
         if not data:
             return b""
         resets = self._resets
-        at, is_other = self._hand_over(data, 0)
+        at, is_other = self._hand_over(data, 0, run)
         if resets != self._resets:
             return b""
         self._rest = b"" if is_other else data[at:]
@@ -96,7 +103,11 @@ class LeanParser(Parser):
         data = self._with_rest(data)
         at, resets = 0, self._resets
         while data:
-            at, is_other = self._hand_over(data, at)
+            run: list[bytes] = []
+            try:
+                at, is_other = self._hand_over(data, at, run)
+            finally:
+                self._take_alike(run)
             if is_other and resets == self._resets:
                 at = await self._leave(data, at)
             if not is_other or resets != self._resets:
@@ -119,23 +130,15 @@ class LeanParser(Parser):
         self._missing = 0
         return data
 
-    def _hand_over(self, data: bytes, at: int) -> tuple[int, bool]:
-        """Give messages of registered subscriptions to their sinks. Returns where it came to what
-        is not complete, or, and then True, to a complete operation that is not ours."""
-        if self.alike is None:
-            return self._take_ours(data, at, _NEVER, [])
-        pattern, take = self.alike
-        run: list[bytes] = []
-        try:
-            return self._take_ours(data, at, pattern, run)
-        finally:
-            # Last, so that who waits for a message goes before who waits for an answer.
-            if run:
-                take(run)
+    def _take_alike(self, run: list[bytes]) -> None:
+        if run and self.alike is not None:
+            self.alike[1](run)
 
-    def _take_ours(
-        self, data: bytes, at: int, alike: re.Pattern[bytes], run: list[bytes]
-    ) -> tuple[int, bool]:
+    def _hand_over(self, data: bytes, at: int, run: list[bytes]) -> tuple[int, bool]:
+        """Give messages of registered subscriptions to their sinks, but those that look alike to
+        `run`. Returns where it came to what is not complete, or, and then True, to a complete
+        operation that is not ours."""
+        alike = _NEVER if self.alike is None else self.alike[0]
         size, sinks, resets, match = len(data), self._sinks, self._resets, alike.match
         tried = False
         while at < size and resets == self._resets:
@@ -143,7 +146,7 @@ class LeanParser(Parser):
             if found is not None and not tried:
                 # Once, and only where there is hope, or what is mixed would be searched for ever.
                 tried = True
-                if b"HMSG" not in data:
+                if size - at >= _MANY_ALIKE and b"HMSG" not in data:
                     at = _split(data, at, alike, run)
                     found = match(data, at)
             while found is not None:

@@ -22,7 +22,7 @@ from penstock.brokers.nats.protocol.headers import (
     pending_of,
     status_of,
 )
-from penstock.brokers.nats.protocol.records import Raw
+from penstock.brokers.nats.protocol.records import Raw, is_last
 from penstock.brokers.nats.protocol.requests import (
     encode_request,
     next_message,
@@ -59,6 +59,8 @@ class Inbox:
         """How often it has said so."""
         self.lent_since = 0.0
         """What came last was lent at this time of the event loop or later."""
+        self.late_after = 0.0
+        """Seconds after that from which on it may be another's; 0: that does not matter."""
         self.quiet_after: float | None = None
         """Seconds without a message after which those that came are enough; None: never."""
         self._watching: asyncio.TimerHandle | None = None
@@ -67,6 +69,8 @@ class Inbox:
         self.hand_over: HandOver | None = None
         self.is_taken = False
         """What came for the last request was handed over."""
+        self.last = b""
+        """Where the ack goes of the last message that came for it to be handed over."""
         self.afterwards: Callable[[Callable[[], None]], None] = lambda act: act()
         self.unsubscribe: Callable[[], None] | None = None
         self.on_stray: Callable[[bytes], None] | None = None
@@ -78,6 +82,7 @@ class Inbox:
         self.wanted = count
         self.status = (0, "")
         self.is_taken = False
+        self.last = b""
         loop = asyncio.get_running_loop()
         self.lent_since = loop.time()
         self.done = loop.create_future()
@@ -117,10 +122,9 @@ class Inbox:
     @property
     def is_late(self) -> bool:
         """What comes now may have been under way for so long that it is another's."""
-        if not self.heartbeat:
+        if not self.late_after:
             return False
-        age = asyncio.get_running_loop().time() - self.lent_since
-        return age >= _LATE * self.heartbeat
+        return asyncio.get_running_loop().time() - self.lent_since >= self.late_after
 
     def stop_watching(self) -> None:
         if self._watching is not None:
@@ -168,6 +172,7 @@ class Inbox:
             return  # It was given up meanwhile, and so was what came for it.
         came, self.messages = self.messages, []
         try:
+            self.last = came[-1][1]
             self.is_taken = hand_over(came)
             if not self.is_taken:
                 self.messages = came
@@ -193,6 +198,10 @@ class Pulling:
         self._names = itertools.count(1)
         self._idle: list[Inbox] = []
         self._busy: set[Inbox] = set()
+        # By the key of a consumer: those of whose requests one is watched, and those that had
+        # nothing more when they last sent something.
+        self._watched: set[tuple[str, str]] = set()
+        self._caught_up: set[tuple[str, str]] = set()
         self.giving_back: Callable[[list[bytes]], list[tuple[bytes, bytes]]] = _naks
         """What to send, as subjects and payloads, to give deliveries back."""
         self._wire.on_loss(self._on_loss)
@@ -210,10 +219,24 @@ class Pulling:
 
         One request for both: the server ends it as soon as it has sent something and has no more.
         """
-        raws, _ = await self.pull_dated(
-            consumer, max_messages, max_bytes, wait, heartbeat=0.0, hand_over=hand_over
-        )
-        return raws
+        key = consumer.key
+        if hand_over is not None and key in self._caught_up and max_bytes >= self._wire.max_payload:
+            # Whoever takes what comes asks again at once. A request for one is over with it, and no
+            # status has to be read before it is handed over.
+            max_messages, max_bytes = 1, 0
+        # One of them is enough to notice a server that has forgotten all: it answers none that
+        # comes while their consumer is being deleted.
+        is_watched = key in self._watched
+        self._watched.add(key)
+        try:
+            await self._wire.until_connected(min(wait, self._wire.timeout))
+            with self._inbox() as inbox:
+                inbox.heartbeat = 0.0 if is_watched else _SIGN_OF_LIFE
+                inbox.hand_over = hand_over
+                return await self._pull(inbox, consumer, max_messages, max_bytes, wait)
+        finally:
+            if not is_watched:
+                self._watched.discard(key)
 
     async def pull_dated(
         self,
@@ -223,12 +246,19 @@ class Pulling:
         wait: float,
         *,
         heartbeat: float,
-        hand_over: HandOver | None = None,
     ) -> tuple[list[Raw], float]:
         """The same, and the time of the event loop since when it was lent, at the earliest. While
         nothing comes the server says so every `heartbeat` seconds, so that this is not long before
         it came, unless it was long under way."""
         await self._wire.until_connected(min(wait, self._wire.timeout))
+        with self._inbox() as inbox:
+            inbox.heartbeat, inbox.late_after = heartbeat, _LATE * heartbeat
+            raws = await self._pull(inbox, consumer, max_messages, max_bytes, wait)
+            return raws, inbox.lent_since
+
+    async def _pull(
+        self, inbox: Inbox, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
+    ) -> list[Raw]:
         if max_bytes < 1:
             max_messages, max_bytes = 1, 0  # The server takes 0 for no bound.
         limits = consumer.limits
@@ -237,14 +267,20 @@ class Pulling:
             max_messages = min(max_messages, max(1, limits.unsettled // _SIDE_BY_SIDE))
         max_bytes = min(max_bytes, limits.size or max_bytes)
         wait = min(wait, limits.seconds or wait)
-        with self._inbox() as inbox:
-            # Where only so many may be unsettled, a request is not ended before some are settled,
-            # and those may be the ones that came for it.
-            inbox.quiet_after = _QUIET if limits.unsettled else None
-            inbox.heartbeat = heartbeat
-            inbox.hand_over = None if limits.unsettled else hand_over
-            raws = await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
-            return raws, inbox.lent_since
+        if limits.unsettled:
+            # A request is not ended before some are settled, and those may be the ones that came
+            # for it.
+            inbox.quiet_after, inbox.hand_over = _QUIET, None
+        raws = await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
+        if inbox.last:
+            self._note_last(consumer.key, inbox.last)
+        return raws
+
+    def _note_last(self, key: tuple[str, str], reply: bytes) -> None:
+        if is_last(reply):
+            self._caught_up.add(key)
+        else:
+            self._caught_up.discard(key)
 
     def give_back(self, replies: list[bytes]) -> None:
         """Nobody looks at these deliveries; without waiting, and lost with the connection, in
@@ -337,15 +373,18 @@ class Pulling:
         await self._wire.write(
             [publish_operation(to, inbox.subject, b"", payload) for to, payload in parts]
         )
-        # Not `asyncio.timeout`, which costs a message that comes alone a tenth of its way.
-        seconds = wait + self._connection.options.timeout
-        timer = asyncio.get_running_loop().call_later(seconds, _give_up, inbox, seconds)
+        timer: asyncio.TimerHandle | None = None
         if signs:
             inbox.watch_for_signs()
+        else:
+            # Not `asyncio.timeout`, which costs a message that comes alone a tenth of its way.
+            seconds = wait + self._connection.options.timeout
+            timer = asyncio.get_running_loop().call_later(seconds, _give_up, inbox, seconds)
         try:
             await done
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             inbox.stop_watching()
 
     @contextmanager
@@ -364,6 +403,7 @@ class Pulling:
         if inbox.is_cut_short and inbox.unsubscribe is not None:
             inbox.unsubscribe()  # As when it is abandoned, but that what came is taken.
         else:
+            inbox.heartbeat = inbox.late_after = 0.0
             self._idle.append(inbox)
 
     def _take_inbox(self) -> Inbox:
@@ -415,6 +455,8 @@ _ASK_AGAIN_AFTER = 0.25
 # has come for one is handed over when nothing followed for so long.
 _SIDE_BY_SIDE = 5
 _QUIET = 0.05
+# So often the server says of a plain request that it still has it.
+_SIGN_OF_LIFE = 5.0
 # A server that has missed so many signs gives none, or somebody on the way does not pass them on.
 _SILENCE = 2
 # After so many, half of the ack deadline has passed, and what comes is left to who gets it next.

@@ -74,6 +74,14 @@ def parse_attempt(reply: bytes) -> tuple[int, int, int]:
         raise nonsense("a message without an ack subject") from None
 
 
+def is_last(reply: bytes) -> bool:
+    """Nothing was behind a message that was delivered for the first time. Those that are delivered
+    again are not among what the server counts."""
+    tokens = reply.split(b".")
+    at = 4 if len(tokens) == 9 else 6
+    return tokens[at : at + 1] == [b"1"] and tokens[at + 4 : at + 5] == [b"0"]
+
+
 class Place(Struct, frozen=True, gc=False):
     """Where a message is stored, and the header block that is its own."""
 
