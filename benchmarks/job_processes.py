@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from benchmarks.processes import spent_by
+from penstock.cli.event_loop import run
 from penstock.collector import look_rarely
 from penstock.jobs import JobSettings, JobStage, job_system, load_settings
 from penstock.web import create_app, serve
@@ -154,4 +155,4 @@ async def _main(role: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], Path(sys.argv[2])))
+    run(_main(sys.argv[1], Path(sys.argv[2])))

@@ -52,10 +52,12 @@ class Ending:
         self._cancel: Call | None = None
         self._before: list[Any] = []
         self._wakes = -1
+        self._others: socket.socket | None = None
 
     def attach(self, *, stop: Call, cancel: Call) -> None:
         """What the event loop that runs here calls after the first signal, and the second."""
         loop = asyncio.get_running_loop()
+        self._hear_before_others()
         self.attach_calls(stop=partial(_soon, loop, stop), cancel=partial(_soon, loop, cancel))
 
     def attach_calls(self, *, stop: Call, cancel: Call) -> None:
@@ -87,6 +89,13 @@ class Ending:
     def __exit__(self, *_: object) -> None:
         self._let_go()
 
+    def _hear_before_others(self) -> None:
+        """uvloop takes over what wakes us when it begins to run, and hears nothing while it is
+        blocked. It is told by us, and by a copy: ours to close, whoever has closed it before."""
+        taken = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        if taken not in (-1, self._mouth.fileno()):
+            self._others = socket.socket(fileno=os.dup(taken))
+
     def _let_go(self) -> None:
         """Also in a child that was forked: its signals are its own."""
         before, self._before = self._before, []
@@ -95,6 +104,8 @@ class Ending:
                 signal.signal(number, handler)
             signal.set_wakeup_fd(self._wakes)
             self._mouth.close()
+            if self._others is not None:
+                self._others.close()
 
     def _on_signal(self, *_: object) -> None:
         self._by_python += 1
@@ -115,9 +126,15 @@ class Ending:
                 heard = self._ears.recv(64)
                 if not heard:
                     return
+                self._pass_on(heard)
                 self._by_system += sum(number in _SIGNALS for number in heard)
                 if self._stop is not None and self._cancel is not None:
                     self._heed(self._stop, self._cancel)
+
+    def _pass_on(self, heard: bytes) -> None:
+        if self._others is not None:
+            with suppress(OSError):  # It does not listen any more, or has enough to hear.
+                self._others.send(heard, socket.MSG_DONTWAIT)
 
     def _heed(self, stop: Call, cancel: Call) -> None:
         before, self._heeded = self._heeded, max(self._by_system, self._by_python, self._by_app)

@@ -1,4 +1,5 @@
-"""What is answered before there is a request: to what is no HTTP, and to one connection too many.
+"""How requests come and answers leave, and what is answered before there is a request: to what is
+no HTTP, and to one connection too many.
 
 uvicorn would answer by itself, without the headers that all answers carry. It reads with h11:
 httptools takes a fifth less for a request, but has no bound for headers, and takes for requests
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from typing import Any
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SECURITY_HEADERS = {
@@ -24,8 +27,33 @@ SECURITY_HEADERS = {
 MOST_CONNECTIONS = 1000
 
 
+class Connection(h11.Connection):
+    """Sends the head of an answer with the beginning of its body: one call to the system here, and
+    one for who reads. A body whose length is not known may be long in coming: its head goes first.
+    """
+
+    _head = b""
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        data = super().send(event)
+        if type(event) is h11.Response and data and _has_length(event):
+            self._head = data
+            return b""
+        if self._head:
+            data, self._head = self._head + (data or b""), b""
+        return data
+
+
+def _has_length(answer: h11.Response) -> bool:
+    return any(name == b"content-length" for name, _ in answer.headers)
+
+
 class Protocol(H11Protocol):
     _asks_until = 0.0
+
+    def __init__(self, config: uvicorn.Config, *more: Any, **others: Any) -> None:
+        super().__init__(config, *more, **others)
+        self.conn = Connection(h11.SERVER)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

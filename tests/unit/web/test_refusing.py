@@ -14,6 +14,7 @@ from penstock.web import refusing
 
 HOST = b"Host: here\r\n"
 ASK = b"GET /a HTTP/1.1\r\n" + HOST + b"\r\n"
+KNOWN = b"GET /known HTTP/1.1\r\n" + HOST + b"\r\n"
 LATER = b"GET /later HTTP/1.1\r\n" + HOST + b"\r\n"
 BROKEN_BODY = b"POST /b HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"
 
@@ -21,12 +22,17 @@ BROKEN_BODY = b"POST /b HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\
 class Wire(asyncio.Transport):
     def __init__(self):
         super().__init__()
-        self.said = b""
+        self.writes = []
         self.closed = False
         self.is_read = True
 
+    @property
+    def said(self):
+        return b"".join(self.writes)
+
     def write(self, data):
-        self.said += data
+        if data:
+            self.writes.append(bytes(data))
 
     def close(self):
         self.closed = True
@@ -85,7 +91,8 @@ class Served:
         self.asked.append((scope["path"], body))
         self.heads.append(dict(scope["headers"]))
         if scope["path"] != "/later":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
+            headers = [(b"content-length", b"4")] if scope["path"] == "/known" else []
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"done", "more_body": False})
 
 
@@ -190,3 +197,19 @@ async def test_many_good_requests_add_up_to_nothing():
     for _ in range(300):
         await served.says(ASK[:-2] + b"A: " + b"x" * 1000 + b"\r\n\r\n")
     assert served.statuses == ["200"] * 300
+
+
+async def test_an_answer_of_known_length_leaves_in_one_piece():
+    served = Served()
+    await served.says(KNOWN, KNOWN.replace(b"GET", b"HEAD"), KNOWN)
+    assert [one.count(b"HTTP/1.1 200") for one in served.wire.writes] == [1, 1, 1]
+    assert [one.partition(b"\r\n\r\n")[2] for one in served.wire.writes] == [b"done", b"", b"done"]
+
+
+async def test_who_waits_for_an_answer_of_unknown_length_is_told_so_at_once():
+    served = Served()
+    await served.says(LATER)
+    assert served.statuses == ["200"] and b"done" not in served.wire.said
+    served.go_on.release()
+    await settled()
+    assert b"done" in served.wire.said

@@ -20,6 +20,7 @@ from penstock.cli.apps.loading import load_app
 from penstock.cli.apps.log_lines import write_logs
 from penstock.cli.apps.pages import Page, serving
 from penstock.cli.ending import STOPPED_AT_ONCE, Ending
+from penstock.cli.event_loop import run
 from penstock.connect import check_shared
 from penstock.consuming import App
 from penstock.errors import InvalidArgumentError, NotFoundError, PenstockError
@@ -60,7 +61,7 @@ def run_process(orders: Orders) -> int:
     try:
         app = _load(orders)
         with Ending(drain=orders.drain, code=FAILED) as ending:
-            return asyncio.run(_run(app, orders, ending))
+            return run(_run(app, orders, ending))
     except asyncio.CancelledError:
         _log.warning(STOPPED_AT_ONCE)
         return FAILED

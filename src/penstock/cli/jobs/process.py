@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from penstock.cli.apps.log_lines import JsonLines
 from penstock.cli.ending import Ending
+from penstock.cli.event_loop import run
 
 _CHATTY = ("alembic", "faster_whisper", "httpx", "py4j", "uvicorn")
 
@@ -40,4 +41,4 @@ def run_until_stopped(
                 raise
 
     with Ending(drain=None, code=1) as ending:
-        asyncio.run(main(ending))
+        run(main(ending))
