@@ -29,7 +29,7 @@ from penstock.jobs.pipeline.first_step import FirstStep
 from penstock.jobs.pipeline.stage import CannotWorkError, Done, Outcome, Reject, Retry, Stage
 from penstock.jobs.pipeline.stage_settings import StageSettings
 from penstock.jobs.store.job_store import ProcessingJobStore
-from penstock.jobs.store.records import JobRecord, Standing, Step, standing
+from penstock.jobs.store.records import JobRecord, Standing, Step, UnknownStageError, standing
 from penstock.jobs.store.said import Said
 from penstock.jobs.telemetry import JobObserver, Subject, say_outcome, span, subject_of
 from penstock.message import Draft
@@ -56,6 +56,7 @@ class _Became(NamedTuple):
 
 
 _UNKNOWN = "unknown-job"
+_UNKNOWN_STAGE = "unknown-stage"
 _STALE = _Became("stale")
 _LOST = _Became("lost")
 
@@ -119,6 +120,16 @@ class Processing:
         ended = await self.work(message, job, record)
         if ended is not None:
             await self.keep(ended)
+
+    async def put_off(self, message: Incoming, job: Job, error: UnknownStageError) -> None:
+        """Nothing can be said of the job here, nor to it: its message is to come again after a
+        while, where nobody else brings it back."""
+        subject = subject_of(message.attributes, message.times_put_back + 1)
+        self._observer.received(subject, self._settings.subscription)
+        self._complain(job, CannotWorkError(_UNKNOWN_STAGE, str(error)))
+        seconds = self._settings.maximum_backoff
+        await self._store.send(Said(message.topic, put_back(message), seconds))
+        self._handled(subject, _Became("waits", _UNKNOWN_STAGE), 0.0)
 
     async def work(self, message: Incoming, job: Job, record: JobRecord | None) -> Attempted | None:
         """An attempt whose outcome is still to be kept; None when there was nothing to do about

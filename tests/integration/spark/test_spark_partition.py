@@ -16,6 +16,7 @@ from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.processing import Processing
 from penstock.jobs.service import JobService
 from penstock.jobs.store.job_store import ProcessingJobStore
+from penstock.jobs.store.records import jobs
 from penstock.jobs.telemetry import JobObserver
 from penstock.media import MediaError
 from penstock.spark.jobs.partition import Partition
@@ -131,6 +132,31 @@ async def test_what_cannot_be_worked_on_here_is_sent_again_and_holds_up_nobody(t
         assert (record.attempts, record.trying) == (0, False)
         # Two events, two jobs for the next stage, and the one that is to come again.
         assert await store.outbox.pending() == before + 5
+
+
+@pytest.mark.parametrize("others", [2, 120])
+async def test_a_job_at_an_unknown_stage_is_put_off_and_holds_up_nobody(tmp_path, caplog, others):
+    """Another program took it further than this one can follow; a worker leaves it alone, too."""
+    async with store_in(tmp_path) as store:
+
+        async def handler(job):
+            return Done(info=INFO)
+
+        ids, messages = await asked_for(store, *(["a.wav"] * (others + 1)))
+        strange, *plain = ids
+        async with store.database.transaction() as connection:
+            await connection.execute(
+                jobs.update().where(jobs.c.job_id == strange).values(stage="Summarised")
+            )
+        before = await store.outbox.pending()
+        for _ in range(2):
+            await partition(store, handler).run(messages)
+        assert set(await stages(store, plain)) == {JobStage.METADATA_READY}
+        with pytest.raises(FailedPreconditionError, match="is Summarised"):
+            await store.get(strange)
+        # An event and a message for each; and that of the other, once: again it has the same id.
+        assert await store.outbox.pending() == before + 2 * others + 1
+        assert f"Job {strange} is Summarised" in caplog.text
 
 
 async def test_a_failure_that_may_pass_is_sent_again_and_counted(tmp_path):

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from penstock.spark.sink_counts import SinkCount, sink_counts
 from tests.support.nats_scenes import api, fill, make, stored
 from tests.support.servers import NatsServer
 from tests.support.spark_scenes import PATIENCE, stream, table
@@ -146,6 +147,19 @@ def test_an_older_checkpoint_loses_nothing(spark, server, tmp_path):
     assert sorted(map(int, stored(server.url, "aged"))) == list(range(80))
 
 
+def test_what_a_topic_had_already_is_counted(spark, server, tmp_path):
+    make(server.url, "counted")
+    frame = spark.createDataFrame([("1", "a"), ("2", "b")], "data string, message_id string")
+    save(frame, server.url, topic="counted")
+    assert sink_counts()["counted"] == SinkCount(rows=2, duplicates=0)
+    save(frame, server.url, topic="counted")
+    assert sink_counts()["counted"] == SinkCount(rows=4, duplicates=2)
+    # A stream counts as well, each batch when it is committed.
+    orders = stream(spark, server.url, "orders").selectExpr("data", "'a' as message_id").limit(1)
+    pump(orders, server.url, tmp_path, topic="counted")
+    assert sink_counts()["counted"] == SinkCount(rows=5, duplicates=3)
+
+
 def forget_commits(checkpoint, since):
     """Batch `since` was planned and is not known to have been done."""
     for folder, first in (("commits", since), ("offsets", since + 1)):
@@ -251,6 +265,37 @@ def test_a_topic_is_not_overwritten(spark, server):
         frame.write.format("penstock").mode("overwrite").options(
             url=server.url, topic="orders"
         ).save()
+
+
+def test_a_topic_becomes_no_table_of_the_catalog(spark, server):
+    """Nobody could read it: Spark keeps the options of such a table to itself."""
+    make(server.url, "kept")
+    frame, options = spark.range(3).selectExpr("'x' as data"), {"url": server.url, "topic": "kept"}
+    for write in (
+        lambda: frame.write.format("penstock").options(**options).saveAsTable("kept"),
+        lambda: frame.writeTo("kept").using("penstock").options(**options).create(),
+    ):
+        with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+            write()
+        assert not spark.catalog.tableExists("kept")
+    assert stored(server.url, "kept") == []
+
+
+def test_a_batch_of_a_stream_is_saved_as_a_table_is(spark, server, tmp_path):
+    make(server.url, "batched")
+
+    def publish(batch, _):
+        save(batch.select("data", "message_id"), server.url, topic="batched")
+
+    query = (
+        stream(spark, server.url, "orders")
+        .writeStream.foreachBatch(publish)
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(PATIENCE), "the query did not end"
+    assert len(stored(server.url, "batched")) == 200
 
 
 def test_a_stream_with_the_wrong_columns_fails_in_its_first_batch(spark, server, tmp_path):

@@ -17,6 +17,7 @@ for word in sys.argv:
     if word.startswith("-XX:SharedArchiveFile=") and "nothing" not in sys.argv[-1]:
         open(word.partition("=")[2], "w").write(sys.argv[-1])
 print("An error has occurred\\nThere is no room")
+sys.exit("killed" in sys.argv[-1])
 """
 
 
@@ -54,10 +55,12 @@ def test_classes_take_the_place_of_those_that_were_kept_before(folder, java):
     assert list(folder.iterdir()) == [file]
 
 
-def test_a_java_that_keeps_none_says_why_and_leaves_those_of_before(folder, java):
+@pytest.mark.parametrize("path", ["nothing.jar", "killed.jar"])
+def test_a_java_that_keeps_none_says_why_and_leaves_those_of_before(folder, java, path):
+    """One that was killed has written a part of them."""
     file = kept.class_file()
     file.write_text("those of before")
     with pytest.raises(FailedPreconditionError, match="There is no room"):
-        kept.write_classes(java, "nothing.jar", folder / "listed", file)
+        kept.write_classes(java, path, folder / "listed", file)
     assert file.read_text() == "those of before"
     assert list(folder.iterdir()) == [file]

@@ -20,7 +20,7 @@ from sqlalchemy import Row, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.batching import GroupCommit
-from penstock.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
+from penstock.errors import AlreadyExistsError, NotFoundError
 from penstock.jobs.model.job import Job
 from penstock.jobs.pipeline.stage import Text
 from penstock.jobs.settings import JobSettings
@@ -36,6 +36,7 @@ from penstock.jobs.store.records import (
     NewJob,
     Standing,
     Step,
+    UnknownStageError,
     after,
     changed_row,
     created,
@@ -111,11 +112,14 @@ class ProcessingJobStore:
         follow."""
         if not job_ids:
             return {}
-        found: dict[str, JobRecord] = {}
         async with self.database.transaction(reading=True) as connection:
             rows = await self._rows(connection, job_ids)
+        return self._readable(rows)
+
+    def _readable(self, rows: Iterable[Row[Any]]) -> dict[str, JobRecord]:
+        found: dict[str, JobRecord] = {}
         for row in rows:
-            with suppress(FailedPreconditionError):
+            with suppress(UnknownStageError):
                 found[row.job_id] = record_of(self.pipeline, row)
         return found
 
@@ -312,12 +316,16 @@ class ProcessingJobStore:
     async def begin_together(
         self, wanted: Sequence[Job]
     ) -> tuple[dict[str, JobRecord], frozenset[str]]:
-        """`begin` for all but suspects, which are named: jobs whose last attempt never ended."""
+        """`begin` for all but those that are named: jobs whose last attempt never ended, and those
+        for which `begin` raises, because another program took them further."""
         if len(wanted) >= READ_FIRST:
             with suppress(OvertakenError):
                 return await self._begin_as_read(wanted)
         async with self.database.transaction() as connection:
-            return await self._begin(connection, wanted, suspects_too=False)
+            found = await self._rows(connection, [job.job_id for job in wanted], lock=True)
+            kept = self._readable(found)
+            begun, suspects = await self._count(connection, wanted, kept, suspects_too=False)
+        return begun, suspects | _others(found, kept)
 
     async def _begin_as_read(
         self, wanted: Sequence[Job]
@@ -325,7 +333,7 @@ class ProcessingJobStore:
         """They are read before the transaction; `OvertakenError` when one has changed since."""
         async with self.database.transaction(reading=True) as connection:
             found = await self._rows(connection, [job.job_id for job in wanted])
-        kept = self._records(found)
+        kept = self._readable(found)
         begun, suspects = self._begun(wanted, kept, suspects_too=False)
         # In one order everywhere, as where they are locked.
         rows = [
@@ -337,12 +345,22 @@ class ProcessingJobStore:
         if rows:
             async with self.database.transaction() as connection:
                 await BEGIN_FROM.execute_each(connection, rows)
-        return kept | begun, suspects
+        return kept | begun, suspects | _others(found, kept)
 
     async def _begin(
         self, connection: AsyncConnection, wanted: Sequence[Job], *, suspects_too: bool
     ) -> tuple[dict[str, JobRecord], frozenset[str]]:
         kept = await self.find(connection, [job.job_id for job in wanted], lock=True)
+        return await self._count(connection, wanted, kept, suspects_too=suspects_too)
+
+    async def _count(
+        self,
+        connection: AsyncConnection,
+        wanted: Sequence[Job],
+        kept: dict[str, JobRecord],
+        *,
+        suspects_too: bool,
+    ) -> tuple[dict[str, JobRecord], frozenset[str]]:
         begun, suspects = self._begun(wanted, kept, suspects_too=suspects_too)
         if begun:
             rows = [{"id": job_id, "begun": one.attempts} for job_id, one in begun.items()]
@@ -459,6 +477,11 @@ class ProcessingJobStore:
                 await CHANGE.execute(connection, [changed_row(once_more)])
                 await say(self.outbox, connection, [again(self._settings, once_more, 0.0)])
         self._on_commit()
+
+
+def _others(found: Iterable[Row[Any]], read: Mapping[str, JobRecord]) -> frozenset[str]:
+    """The names of those that could not be read."""
+    return frozenset(row.job_id for row in found if row.job_id not in read)
 
 
 def idempotent(

@@ -115,6 +115,10 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     trying: bool = False
 
 
+class UnknownStageError(FailedPreconditionError):
+    """Another program took the job further than this one can follow."""
+
+
 class Standing(Enum):
     """How a message about a job stands to what is kept of it."""
 
@@ -388,7 +392,7 @@ def _stage(pipeline: Pipeline, job_id: str, name: str) -> JobStage:
     """Of a job that another program may have taken further than this one knows of."""
     known = (*pipeline.order, JobStage.FAILED, JobStage.CANCELLED)
     if name not in known:
-        raise FailedPreconditionError(
+        raise UnknownStageError(
             f"Job {job_id} is {name}, and pipeline {pipeline.name!r} has no such stage; run this "
             "process with the pipeline that has"
         )

@@ -11,7 +11,7 @@ from penstock.jobs.incoming import Incoming
 from penstock.jobs.model.job import Job
 from penstock.jobs.processing import Attempted, Processing
 from penstock.jobs.store.job_store import ProcessingJobStore
-from penstock.jobs.store.records import JobRecord
+from penstock.jobs.store.records import JobRecord, UnknownStageError
 
 _Due = tuple[Incoming, Job, JobRecord | None]
 _TOGETHER = 1000
@@ -28,9 +28,10 @@ class Partition:
     """Side by side, up to `concurrency`; but suspects one by one, after the others.
 
     A suspect is a job whose last attempt never ended, perhaps because it killed a worker: tried
-    alone, only the guilty one is given up. Attempts are counted in one transaction before they are
-    made, and what ends within a moment is kept in one. `send` is called whenever something was
-    kept: what follows from it is to be sent, and does not wait for those who take longer.
+    alone, only the guilty one is given up. One at a stage that this program does not know is put
+    off. Attempts are counted in one transaction before they are made, and what ends within a moment
+    is kept in one. `send` is called whenever something was kept: what follows from it is to be
+    sent, and does not wait for those who take longer.
     """
 
     def __init__(
@@ -69,8 +70,17 @@ class Partition:
         await self._side_by_side(plain)
         for message, job in jobs:
             if job.job_id in suspects:
-                await self._processing.attempt(message, job, await self._store.begin(job))
+                await self._alone(message, job)
                 await self._send()
+
+    async def _alone(self, message: Incoming, job: Job) -> None:
+        try:
+            record = await self._store.begin(job)
+        except UnknownStageError as error:
+            # A worker would have it brought again; of a batch nobody brings one back.
+            await self._processing.put_off(message, job, error)
+        else:
+            await self._processing.attempt(message, job, record)
 
     async def _side_by_side(self, plain: Sequence[_Due]) -> None:
         """Several take from one iterator: a task for each of them, not for each job."""

@@ -11,6 +11,7 @@ from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.telemetry import COMPLETE, ended_jobs, reason_of
 from penstock.spark.behind import offsets_behind, together
 from penstock.spark.jobs.history import Told
+from penstock.spark.sink_counts import show_sinks
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -67,7 +68,7 @@ class _Metrics:
     """Counters of this process."""
 
     def __init__(self) -> None:
-        from prometheus_client import Counter, Gauge, Histogram
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
         name = "penstock_pipeline"
         self.messages = Counter(f"{name}_messages", "Messages that a query took in", ["query"])
@@ -84,6 +85,8 @@ class _Metrics:
         self.running = Gauge(f"{name}_running", "1 while a query runs, else 0", ["query"])
         self.starts = Counter(f"{name}_starts", "How often a query was started", ["query"])
         self.failures = Counter(f"{name}_failures", "How often a query failed", ["query"])
+        # A pipeline has no sinks of its own; those that are run beside it have.
+        show_sinks(REGISTRY)
 
 
 @cache

@@ -22,6 +22,7 @@ from penstock.spark.session.java import java_home, scratch
 from penstock.spark.session.launching import heeding_ctrl_c
 from penstock.spark.session.python import interpreter
 from penstock.spark.session.quiet import STACK, say_once
+from penstock.spark.sink_counts import PLACE, counts_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,7 +160,7 @@ def defaults(master: str, *, ui: bool = False) -> dict[str, str]:
 def _environment(master: str) -> Iterator[None]:
     """What Spark's launchers read, for as long as it takes to start them. What Spark sets
     meanwhile, that Connect is used for instance, stays."""
-    ours = environment(master, os.environ)
+    ours = environment(master, os.environ) | {PLACE: str(counts_file())}
     # Spark starts many Python processes. One that may not keep compiled modules compiles PySpark,
     # pandas and the rest each time, for seconds; here they are kept out of everybody's way.
     before = {name: os.environ.get(name) for name in (*ours, _NO_BYTECODE)}

@@ -24,6 +24,7 @@ from penstock.spark.options import SinkOptions
 from penstock.spark.sink.fence import Attempt, Fence, Tally, open_fence
 from penstock.spark.sink.rows import Rows
 from penstock.spark.sink.sender import Sender, connected
+from penstock.spark.sink_counts import count_sunk
 
 _log = logging.getLogger("penstock.spark")
 _TEXT = (StringType,)
@@ -90,14 +91,15 @@ class TopicWriter(DataSourceArrowWriter):
         self._run = secrets.token_hex(8)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        # Within its partition: tables have equal rows, and a task that is run again has the same.
         task = _task()
+        _refuse_table(task)
+        # Within its partition: tables have equal rows, and a task that is run again has the same.
         rows = Rows(self._options.topic, self._run, str(task.partitionId()))
         attempt = Attempt(self._run, 0, self._run)
         return asyncio.run(publish(self._options, iterator, rows, attempt))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _warn_of_duplicates(_written(messages), "the table")
+        _count(_written(messages), self._options.topic, "the table")
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
@@ -128,13 +130,27 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Called in the driver once every task has ended, by a writer of its own."""
         written = _written(messages)
-        _warn_of_duplicates(written, f"batch {batchId}")
+        _count(written, self._options.topic, f"batch {batchId}")
         if self._options.fence and written:
             tally = Tally()
             for one in written:
                 tally.add(one.rows, one.digest)
             with open_fence(self._options, written[0].attempt) as fence:
                 fence.seal(tally)
+
+
+def _refuse_table(task: TaskContext) -> None:
+    """Refuse to be what Spark makes a table of; it drops the table then. Nobody says that to a
+    source, but such a write belongs to an execution within that of the command, as otherwise only
+    those of streams do."""
+    execution = task.getLocalProperty("spark.sql.execution.id")
+    command = task.getLocalProperty("spark.sql.execution.root.id")
+    if execution != command and task.getLocalProperty("streaming.sql.batchId") is None:
+        raise InvalidArgumentError(
+            "A topic cannot be a table of the catalog: Spark 4.3 gives a Python source none of the "
+            "options of a table that is read. Nothing was published. Publish with save(), or to a "
+            "view: CREATE TEMPORARY VIEW x USING penstock OPTIONS (…), and insertInto('x')"
+        )
 
 
 def _task() -> TaskContext:
@@ -147,8 +163,10 @@ def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
     return [message for message in messages if isinstance(message, Written)]
 
 
-def _warn_of_duplicates(written: Sequence[Written], what: str) -> None:
+def _count(written: Sequence[Written], topic: str, what: str) -> None:
+    """Count what was done, and warn of duplicates."""
     found = sum(one.unexpected for one in written)
+    count_sunk(topic, sum(one.rows for one in written), found)
     if found:
         _log.warning(
             "%d of the %d rows of %s were not stored, because the topic has messages of the same "
