@@ -33,6 +33,7 @@ from penstock.jobs.settings import JobSettings
 from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.event_source import EventSource
+from penstock.spark.jobs.executors import Executors
 from penstock.spark.jobs.kept_query import (
     KeptQuery,
     end_all,
@@ -183,6 +184,7 @@ class SparkPipeline:
         self._has_log = broker_kind(settings.url).ranges is not None
         self._workplace: Workplace | None = None
         self._stopping = threading.Event()
+        self._executors = Executors(spark)
         self._kept: list[KeptQuery] = []
         self._looked_at: float | None = None
 
@@ -191,8 +193,8 @@ class SparkPipeline:
         any thread."""
         if self._stopping.is_set():
             return "it is stopping"
-        troubles = [query.lacks for query in self._kept if query.lacks is not None]
-        if troubles:
+        told = (*(query.lacks for query in self._kept), self._executors.lacks)
+        if troubles := [one for one in told if one is not None]:
             return "; ".join(troubles)
         looked_at = self._looked_at
         if looked_at is None:
@@ -221,6 +223,7 @@ class SparkPipeline:
                 while not self._stopping.is_set():
                     self._looked_at = time.monotonic()
                     look_at_all(kept)
+                    self._executors.look()
                     self._stopping.wait(_LOOK)
             finally:
                 end_all(kept, self._options.drain)
@@ -281,6 +284,7 @@ class SparkPipeline:
                 query = self.start(name, once=part)
                 while not query.awaitTermination(1):
                     report(name, query)
+                    self._executors.look()
                     if self._stopping.is_set():
                         end_between_batches(name, query, self._options.drain)
                         return False
