@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from penstock.cli.jobs.metrics import Readiness
 from penstock.cli.jobs.pipeline import pipeline
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.spark.jobs.checkpoints import holding_checkpoints
 
 
 @pytest.fixture
@@ -49,12 +50,26 @@ def invoke(tmp_path, monkeypatch, *arguments, command="run"):
         (["--url", "memory://"], "local:///DIR"),
         (["--trigger", "inf"], "trigger must be seconds from 0 to 86400"),
         (["--trigger", "1e300"], "trigger must be seconds"),
+        (["--checkpoints", ""], "checkpoints must name a folder"),
+        (["--history", ""], "history must name a folder"),
+        (["--checkpoints", "/dev/null"], "Checkpoints cannot be kept in '/dev/null'"),
     ],
 )
 def test_what_is_wrong_is_said_before_spark_is_started(started, tmp_path, monkeypatch, wrong, told):
     done = invoke(tmp_path, monkeypatch, *wrong)
     assert isinstance(done.exception, InvalidArgumentError), done.output
     assert told in str(done.exception)
+    assert not started
+
+
+@pytest.mark.parametrize("command", ["run", "backfill"])
+def test_a_second_driver_of_the_same_checkpoints_is_refused_before_spark_is_started(
+    started, tmp_path, monkeypatch, command
+):
+    with holding_checkpoints(str(tmp_path / "here"), ["transcription"]):
+        done = invoke(tmp_path, monkeypatch, "--checkpoints", "here", command=command)
+    assert isinstance(done.exception, FailedPreconditionError), done.output
+    assert "Another driver runs query 'transcription'" in str(done.exception)
     assert not started
 
 

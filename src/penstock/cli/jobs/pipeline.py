@@ -156,6 +156,7 @@ def _run(
     from pyspark.errors import PySparkException
 
     from penstock.spark import session
+    from penstock.spark.jobs.checkpoints import holding_checkpoints
     from penstock.spark.jobs.jvm import driver_config
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
     from penstock.spark.jobs.places import check_reach
@@ -169,6 +170,9 @@ def _run(
     queries = queries_of(settings, chosen)
     if how.remote is None:
         check_reach(settings, master_of(how.master))
+        if once is None or once.is_all:
+            with holding_checkpoints(chosen.checkpoints, queries):
+                pass  # It is had for good once Spark is there.
         config = driver_config() | config
     say_used(settings)
     typer.echo("Starting Spark…")

@@ -14,7 +14,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial, reduce
@@ -31,6 +31,7 @@ from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings
 from penstock.spark.data_source import PenstockDataSource
+from penstock.spark.jobs.checkpoints import holding_checkpoints
 from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.event_source import EventSource
 from penstock.spark.jobs.executors import Executors
@@ -83,6 +84,9 @@ class PipelineOptions:
     drain: float = 60.0
 
     def __post_init__(self) -> None:
+        for name in ("checkpoints", "history"):
+            if getattr(self, name) == "":
+                raise InvalidArgumentError(f"{name} must name a folder or an address, not nothing")
         for name in ("batch", "partition"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(f"{name} must be at least 1")
@@ -210,7 +214,7 @@ class SparkPipeline:
         """Run until stopped. A query that fails is started again from its checkpoint, each time
         after a longer pause."""
         activate(self._spark)
-        with self._prepared() as stack:
+        with self._holding(), self._prepared() as stack:
             if set(self._queries) != {PROJECTION}:
                 stack.enter_context(DriverRelay(self._settings))
             stack.enter_context(Watching(self._lags()))
@@ -245,6 +249,12 @@ class SparkPipeline:
         while not self._stopping.is_set() and time.monotonic() < until and query.is_starting:
             self._stopping.wait(_LOOK)
 
+    def _holding(self) -> AbstractContextManager[None]:
+        """What is at a Connect server's is not to be seen from here."""
+        if not hasattr(self._spark, "_jsparkSession"):
+            return nullcontext()
+        return holding_checkpoints(self._options.checkpoints, self._queries)
+
     @contextmanager
     def _prepared(self) -> Iterator[ExitStack]:
         with ExitStack() as stack:
@@ -276,7 +286,7 @@ class SparkPipeline:
                 " leave out since and jobs"
             )
         activate(self._spark)
-        with self._prepared() as stack:
+        with self._holding() if part.is_all else nullcontext(), self._prepared() as stack:
             relay = stack.enter_context(DriverRelay(self._settings))
             for name in self._queries:
                 if self._stopping.is_set():
