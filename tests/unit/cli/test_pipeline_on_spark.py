@@ -1,5 +1,6 @@
 """`penstock pipeline`: what is wrong is said in one line, and before Spark is started."""
 
+import socket
 from contextlib import nullcontext
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.jobs.metrics import Readiness
 from penstock.cli.jobs.pipeline import pipeline
-from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from penstock.spark.jobs.checkpoints import holding_checkpoints
 
 
@@ -59,6 +60,19 @@ def test_what_is_wrong_is_said_before_spark_is_started(started, tmp_path, monkey
     done = invoke(tmp_path, monkeypatch, *wrong)
     assert isinstance(done.exception, InvalidArgumentError), done.output
     assert told in str(done.exception)
+    assert not started
+
+
+def test_a_database_that_is_not_there_is_said_before_spark_is_started_and_without_its_password(
+    started, tmp_path, monkeypatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    address = f"postgresql://somebody:hunter2@127.0.0.1:{port}/jobs"
+    done = invoke(tmp_path, monkeypatch, "--database", address)
+    assert isinstance(done.exception, UnavailableError), done.output
+    assert f"127.0.0.1:{port}/jobs" in str(done.exception)
+    assert "hunter2" not in str(done.exception) + done.output
     assert not started
 
 
