@@ -67,7 +67,9 @@ def stopped_in_a_task(rows, folder):
 
 
 @pytest.mark.parametrize("stopped", [stopped_in_foreach_batch, stopped_in_a_task])
-def test_a_query_that_is_stopped_in_the_middle_of_a_batch_prints_no_stack(spark, tmp_path, stopped):
+def test_a_query_that_is_stopped_in_the_middle_of_a_batch_prints_no_stack(
+    spark, tmp_path, stopped, caplog
+):
     rows = spark.readStream.format("rate").option("rowsPerSecond", 1000).load().select("value")
     with overheard(spark) as heard:
         query = stopped(rows, str(tmp_path / "checkpoint"))
@@ -77,6 +79,7 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_batch_prints_no_stack(spark,
             time.sleep(0.02)
         assert "\tat " not in heard()
         assert not [line for line in heard().splitlines() if line.startswith("ERROR ")]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_an_error_in_the_middle_of_a_batch_is_still_told(spark, tmp_path):

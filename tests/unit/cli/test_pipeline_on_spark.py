@@ -1,5 +1,6 @@
 """`penstock pipeline`: what is wrong is said in one line, and before Spark is started."""
 
+import socket
 from contextlib import nullcontext
 
 import pytest
@@ -8,7 +9,8 @@ from typer.testing import CliRunner
 
 from penstock.cli.jobs.metrics import Readiness
 from penstock.cli.jobs.pipeline import pipeline
-from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from penstock.spark.jobs.checkpoints import holding_checkpoints
 
 
 @pytest.fixture
@@ -49,12 +51,39 @@ def invoke(tmp_path, monkeypatch, *arguments, command="run"):
         (["--url", "memory://"], "local:///DIR"),
         (["--trigger", "inf"], "trigger must be seconds from 0 to 86400"),
         (["--trigger", "1e300"], "trigger must be seconds"),
+        (["--checkpoints", ""], "checkpoints must name a folder"),
+        (["--history", ""], "history must name a folder"),
+        (["--checkpoints", "/dev/null"], "Checkpoints cannot be kept in '/dev/null'"),
     ],
 )
 def test_what_is_wrong_is_said_before_spark_is_started(started, tmp_path, monkeypatch, wrong, told):
     done = invoke(tmp_path, monkeypatch, *wrong)
     assert isinstance(done.exception, InvalidArgumentError), done.output
     assert told in str(done.exception)
+    assert not started
+
+
+def test_a_database_that_is_not_there_is_said_before_spark_is_started_and_without_its_password(
+    started, tmp_path, monkeypatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    address = f"postgresql://somebody:hunter2@127.0.0.1:{port}/jobs"
+    done = invoke(tmp_path, monkeypatch, "--database", address)
+    assert isinstance(done.exception, UnavailableError), done.output
+    assert f"127.0.0.1:{port}/jobs" in str(done.exception)
+    assert "hunter2" not in str(done.exception) + done.output
+    assert not started
+
+
+@pytest.mark.parametrize("command", ["run", "backfill"])
+def test_a_second_driver_of_the_same_checkpoints_is_refused_before_spark_is_started(
+    started, tmp_path, monkeypatch, command
+):
+    with holding_checkpoints(str(tmp_path / "here"), ["transcription"]):
+        done = invoke(tmp_path, monkeypatch, "--checkpoints", "here", command=command)
+    assert isinstance(done.exception, FailedPreconditionError), done.output
+    assert "Another driver runs query 'transcription'" in str(done.exception)
     assert not started
 
 

@@ -64,6 +64,8 @@ def test_a_pipeline_lacks_what_its_queries_do(settings, tmp_path):
     assert pipeline.lacks() == "its queries are starting"
     pipeline._looked_at = time.monotonic()
     assert pipeline.lacks() is None
+    pipeline._executors.lacks = "no executor"
+    assert pipeline.lacks() == "no executor"
     pipeline.stop()
     assert pipeline.lacks() == "it is stopping"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -156,9 +157,10 @@ def _run(
     from pyspark.errors import PySparkException
 
     from penstock.spark import session
+    from penstock.spark.jobs.checkpoints import holding_checkpoints
     from penstock.spark.jobs.jvm import driver_config
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
-    from penstock.spark.jobs.places import check_reach
+    from penstock.spark.jobs.places import check_reach, reach_database
     from penstock.spark.reasons import reason_of
     from penstock.spark.session.ending import stopping
     from penstock.spark.session.starting import add_modules, master_of
@@ -169,7 +171,11 @@ def _run(
     queries = queries_of(settings, chosen)
     if how.remote is None:
         check_reach(settings, master_of(how.master))
+        if once is None or once.is_all:
+            with holding_checkpoints(chosen.checkpoints, queries):
+                pass  # It is had for good once Spark is there.
         config = driver_config() | config
+    asyncio.run(reach_database(settings))
     say_used(settings)
     typer.echo("Starting Spark…")
     spark = session(

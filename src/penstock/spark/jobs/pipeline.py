@@ -14,7 +14,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial, reduce
@@ -31,8 +31,10 @@ from penstock.jobs.pipeline.declaration import PROJECTION, pipeline_of
 from penstock.jobs.pipeline.media import MEDIA_REFERENCE
 from penstock.jobs.settings import JobSettings
 from penstock.spark.data_source import PenstockDataSource
+from penstock.spark.jobs.checkpoints import holding_checkpoints
 from penstock.spark.jobs.driver_relay import DriverRelay
 from penstock.spark.jobs.event_source import EventSource
+from penstock.spark.jobs.executors import Executors
 from penstock.spark.jobs.kept_query import (
     KeptQuery,
     end_all,
@@ -82,6 +84,9 @@ class PipelineOptions:
     drain: float = 60.0
 
     def __post_init__(self) -> None:
+        for name in ("checkpoints", "history"):
+            if getattr(self, name) == "":
+                raise InvalidArgumentError(f"{name} must name a folder or an address, not nothing")
         for name in ("batch", "partition"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(f"{name} must be at least 1")
@@ -183,6 +188,7 @@ class SparkPipeline:
         self._has_log = broker_kind(settings.url).ranges is not None
         self._workplace: Workplace | None = None
         self._stopping = threading.Event()
+        self._executors = Executors(spark)
         self._kept: list[KeptQuery] = []
         self._looked_at: float | None = None
 
@@ -191,8 +197,8 @@ class SparkPipeline:
         any thread."""
         if self._stopping.is_set():
             return "it is stopping"
-        troubles = [query.lacks for query in self._kept if query.lacks is not None]
-        if troubles:
+        told = (*(query.lacks for query in self._kept), self._executors.lacks)
+        if troubles := [one for one in told if one is not None]:
             return "; ".join(troubles)
         looked_at = self._looked_at
         if looked_at is None:
@@ -208,7 +214,7 @@ class SparkPipeline:
         """Run until stopped. A query that fails is started again from its checkpoint, each time
         after a longer pause."""
         activate(self._spark)
-        with self._prepared() as stack:
+        with self._holding(), self._prepared() as stack:
             if set(self._queries) != {PROJECTION}:
                 stack.enter_context(DriverRelay(self._settings))
             stack.enter_context(Watching(self._lags()))
@@ -221,6 +227,7 @@ class SparkPipeline:
                 while not self._stopping.is_set():
                     self._looked_at = time.monotonic()
                     look_at_all(kept)
+                    self._executors.look()
                     self._stopping.wait(_LOOK)
             finally:
                 end_all(kept, self._options.drain)
@@ -241,6 +248,12 @@ class SparkPipeline:
         until = time.monotonic() + _STARTING
         while not self._stopping.is_set() and time.monotonic() < until and query.is_starting:
             self._stopping.wait(_LOOK)
+
+    def _holding(self) -> AbstractContextManager[None]:
+        """What is at a Connect server's is not to be seen from here."""
+        if not hasattr(self._spark, "_jsparkSession"):
+            return nullcontext()
+        return holding_checkpoints(self._options.checkpoints, self._queries)
 
     @contextmanager
     def _prepared(self) -> Iterator[ExitStack]:
@@ -273,7 +286,7 @@ class SparkPipeline:
                 " leave out since and jobs"
             )
         activate(self._spark)
-        with self._prepared() as stack:
+        with self._holding() if part.is_all else nullcontext(), self._prepared() as stack:
             relay = stack.enter_context(DriverRelay(self._settings))
             for name in self._queries:
                 if self._stopping.is_set():
@@ -281,6 +294,7 @@ class SparkPipeline:
                 query = self.start(name, once=part)
                 while not query.awaitTermination(1):
                     report(name, query)
+                    self._executors.look()
                     if self._stopping.is_set():
                         end_between_batches(name, query, self._options.drain)
                         return False

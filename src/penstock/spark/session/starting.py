@@ -20,6 +20,7 @@ from penstock.spark.session.class_file import class_options
 from penstock.spark.session.connect import check_remote
 from penstock.spark.session.java import java_home, scratch
 from penstock.spark.session.launching import heeding_ctrl_c
+from penstock.spark.session.master import check_master
 from penstock.spark.session.python import interpreter
 from penstock.spark.session.quiet import STACK, say_once
 from penstock.spark.sink_counts import PLACE, counts_file
@@ -65,6 +66,7 @@ def session(
     if remote is not None and remote.startswith("sc://"):
         return _configured(builder.remote(remote), config or {}).getOrCreate()
     address = remote or master_of(master)
+    check_master(address)
     settings = {**defaults(address, ui=ui), **(config or {})}
     builder = builder.remote(address) if remote is not None else builder.master(address)
     _import_meanwhile()
