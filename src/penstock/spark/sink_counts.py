@@ -40,9 +40,13 @@ _decoder = msgspec.json.Decoder(dict[str, SinkCount])
 
 def sink_counts() -> Mapping[str, SinkCount]:
     """What sinks have done, by their option `topic`, since this process called `session`."""
-    with counts_file().open("rb") as file:
-        flock(file, LOCK_SH)
-        return _read(file.read())
+    try:
+        with counts_file().open("rb") as file:
+            flock(file, LOCK_SH)
+            return _read(file.read())
+    except FileNotFoundError:
+        # Whoever tidies up temporary folders does not take the other metrics away.
+        return {}
 
 
 def count_sunk(topic: str, rows: int, duplicates: int) -> None:
@@ -75,8 +79,9 @@ def counts_file() -> Path:
     return file
 
 
+@cache
 def show_sinks(registry: CollectorRegistry) -> None:
-    """Show the counts of sinks among the metrics of a registry."""
+    """Show the counts of sinks among the metrics of a registry; again it changes nothing."""
     registry.register(_Collector())
 
 
