@@ -53,6 +53,8 @@ def main() -> None:
     except PenstockError as error:
         sys.stderr.write(f"penstock: {one_line(str(_told(error)))}\n")
         sys.exit(code_of(error))
+    except KeyboardInterrupt:
+        sys.exit(130)  # While it was loaded: whatever runs hears Ctrl-C itself.
     except ModuleNotFoundError as error:
         if wanted in GROUPS and is_brought(GROUPS[wanted], error.name or ""):
             sys.exit(needs(GROUPS[wanted], error))

@@ -96,3 +96,15 @@ def test_a_misspelt_variable_is_an_error_whatever_is_asked_for():
         assert ended.code and "PENSTOCK_ULR (did you mean PENSTOCK_URL?)" in ended.err
     assert command_here("topics", "--help", PENSTOCK_ULR="x").code == 0
     assert {name.upper() for name in JobSettings.__struct_fields__} | NOT_SETTINGS == _VARIABLES
+
+
+def test_ctrl_c_while_a_command_is_loaded_ends_it_without_a_word(monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.main._add", interrupt)
+    monkeypatch.setattr("sys.argv", ["penstock", "jobs", "status"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")

@@ -1,5 +1,6 @@
 """Ctrl-C while Spark's JVM starts, without one."""
 
+import logging
 import signal
 import threading
 
@@ -71,3 +72,23 @@ def test_other_threads_have_no_signals():
     thread.start()
     thread.join()
     assert entered
+
+
+def interrupted_call(name, error):
+    """As py4j makes it: it tells what it raises."""
+    try:
+        raise error
+    except BaseException:
+        logging.getLogger(name).exception("while sending command")
+
+
+@pytest.mark.parametrize("name", ["py4j.clientserver", "py4j.java_gateway", None])
+def test_calls_that_were_interrupted_are_not_told_of_and_others_are(caplog, name):
+    with heeding_ctrl_c():
+        interrupted_call(name, KeyboardInterrupt())
+        interrupted_call(name, RuntimeError("reentrant call inside <_io.BufferedReader name=6>"))
+        assert not caplog.records
+        interrupted_call(name, OSError("no Java"))
+        assert len(caplog.records) == 1
+    interrupted_call(name, KeyboardInterrupt())
+    assert len(caplog.records) == 2

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+# By the last of these, the root, py4j tells of a call that it was interrupted in; it raises it too.
+_CALLS = [logging.getLogger(name) for name in ("py4j.clientserver", "py4j.java_gateway", None)]
 
 
 @contextmanager
@@ -27,11 +31,25 @@ def heeding_ctrl_c() -> Iterator[None]:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, heed)
+    for calls in _CALLS:
+        calls.addFilter(_is_of_no_ctrl_c)
     try:
         yield
     finally:
+        for calls in _CALLS:
+            calls.removeFilter(_is_of_no_ctrl_c)
         # A session has a handler of its own for it, which ends its jobs.
         if signal.getsignal(signal.SIGINT) is heed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     if asked:
         raise KeyboardInterrupt
+
+
+def _is_of_no_ctrl_c(record: logging.LogRecord) -> bool:
+    """A session's own handler makes another call where one was interrupted: that is reentrant."""
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt) or "reentrant call" in str(error):
+            return False
+        error = error.__context__
+    return True

@@ -72,9 +72,9 @@ def session(
     _import_meanwhile()
     with _environment(address), heeding_ctrl_c():
         made = _configured(builder, settings).getOrCreate()
-    if remote is None:
-        made.sparkContext.setLogLevel(log_level)
-        say_once(made)
+        if remote is None:
+            made.sparkContext.setLogLevel(log_level)
+            say_once(made)
     return made
 
 
