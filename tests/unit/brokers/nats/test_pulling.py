@@ -237,6 +237,18 @@ async def test_what_comes_after_a_server_fell_silent_goes_back_unless_it_may_be_
     assert wire.posted == ([given_back(FIRST)] if goes_back else [])
 
 
+@pytest.mark.parametrize(("after", "goes_back"), [(5, True), (20, False)])
+async def test_what_comes_after_a_request_ended_goes_back_unless_it_may_be_anothers(
+    wire, after, goes_back
+):
+    pull = await dated_pull(wire, wait=30, heartbeat=2)
+    wire.end(b"NATS/1.0 408 Request Timeout\r\n\r\n")
+    assert await pull == ([], 0.0)
+    await asyncio.sleep(after)
+    wire.deliver(FIRST)
+    assert wire.posted == ([given_back(FIRST)] if goes_back else [])
+
+
 class LateWire(Wire):
     """To a server whose signs come a hundredth of a second late, and that lends a message after
     a while."""

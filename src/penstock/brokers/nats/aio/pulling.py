@@ -393,6 +393,8 @@ class Pulling:
         `lent`: what comes is given back if nobody takes it."""
         inbox = self._take_inbox()
         inbox.lent = lent
+        # Not when it is left: what comes late is still that request's.
+        inbox.heartbeat = inbox.late_after = 0.0
         try:
             yield inbox
         except BaseException:
@@ -403,7 +405,6 @@ class Pulling:
         if inbox.is_cut_short and inbox.unsubscribe is not None:
             inbox.unsubscribe()  # As when it is abandoned, but that what came is taken.
         else:
-            inbox.heartbeat = inbox.late_after = 0.0
             self._idle.append(inbox)
 
     def _take_inbox(self) -> Inbox:
