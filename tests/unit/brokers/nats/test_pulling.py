@@ -143,6 +143,20 @@ async def test_of_the_requests_to_a_consumer_one_is_watched(wire):
     await asyncio.wait(pulls)
 
 
+async def test_a_request_for_which_no_signs_are_given_does_not_keep_another_from_being_watched(
+    wire,
+):
+    requests = pulling(wire)
+    pulls = []
+    for wait, watched in ((1, False), (30, True)):
+        pulls.append(asyncio.ensure_future(requests.pull(CONSUMER, 1, 1000, wait)))
+        await settled()
+        assert (b"idle_heartbeat" in wire.written[0]) is watched
+    for pull in pulls:
+        pull.cancel()
+    await asyncio.wait(pulls)
+
+
 async def test_a_pull_ends_when_the_connection_does(wire):
     pull = await waiting_pull(wire)
     for act in wire.losses:

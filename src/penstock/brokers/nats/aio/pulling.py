@@ -225,17 +225,18 @@ class Pulling:
             # status has to be read before it is handed over.
             max_messages, max_bytes = 1, 0
         # One of them is enough to notice a server that has forgotten all: it answers none that
-        # comes while their consumer is being deleted.
-        is_watched = key in self._watched
-        self._watched.add(key)
+        # comes while their consumer is being deleted. Signs are not given for a short one.
+        is_watcher = key not in self._watched and wait >= 2 * _SIGN_OF_LIFE
+        if is_watcher:
+            self._watched.add(key)
         try:
             await self._wire.until_connected(min(wait, self._wire.timeout))
             with self._inbox() as inbox:
-                inbox.heartbeat = 0.0 if is_watched else _SIGN_OF_LIFE
+                inbox.heartbeat = _SIGN_OF_LIFE if is_watcher else 0.0
                 inbox.hand_over = hand_over
                 return await self._pull(inbox, consumer, max_messages, max_bytes, wait)
         finally:
-            if not is_watched:
+            if is_watcher:
                 self._watched.discard(key)
 
     async def pull_dated(
