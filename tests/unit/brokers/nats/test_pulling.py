@@ -143,6 +143,20 @@ async def test_of_the_requests_to_a_consumer_one_is_watched(wire):
     await asyncio.wait(pulls)
 
 
+async def test_a_request_for_which_no_signs_are_given_does_not_keep_another_from_being_watched(
+    wire,
+):
+    requests = pulling(wire)
+    pulls = []
+    for wait, watched in ((1, False), (30, True)):
+        pulls.append(asyncio.ensure_future(requests.pull(CONSUMER, 1, 1000, wait)))
+        await settled()
+        assert (b"idle_heartbeat" in wire.written[0]) is watched
+    for pull in pulls:
+        pull.cancel()
+    await asyncio.wait(pulls)
+
+
 async def test_a_pull_ends_when_the_connection_does(wire):
     pull = await waiting_pull(wire)
     for act in wire.losses:
@@ -233,6 +247,18 @@ async def test_what_comes_after_a_server_fell_silent_goes_back_unless_it_may_be_
     assert await pull == ([], 0.0)
     await asyncio.sleep(after - asyncio.get_running_loop().time())
     wire.end(NOTHING_YET)
+    wire.deliver(FIRST)
+    assert wire.posted == ([given_back(FIRST)] if goes_back else [])
+
+
+@pytest.mark.parametrize(("after", "goes_back"), [(5, True), (20, False)])
+async def test_what_comes_after_a_request_ended_goes_back_unless_it_may_be_anothers(
+    wire, after, goes_back
+):
+    pull = await dated_pull(wire, wait=30, heartbeat=2)
+    wire.end(b"NATS/1.0 408 Request Timeout\r\n\r\n")
+    assert await pull == ([], 0.0)
+    await asyncio.sleep(after)
     wire.deliver(FIRST)
     assert wire.posted == ([given_back(FIRST)] if goes_back else [])
 

@@ -225,17 +225,18 @@ class Pulling:
             # status has to be read before it is handed over.
             max_messages, max_bytes = 1, 0
         # One of them is enough to notice a server that has forgotten all: it answers none that
-        # comes while their consumer is being deleted.
-        is_watched = key in self._watched
-        self._watched.add(key)
+        # comes while their consumer is being deleted. Signs are not given for a short one.
+        is_watcher = key not in self._watched and wait >= 2 * _SIGN_OF_LIFE
+        if is_watcher:
+            self._watched.add(key)
         try:
             await self._wire.until_connected(min(wait, self._wire.timeout))
             with self._inbox() as inbox:
-                inbox.heartbeat = 0.0 if is_watched else _SIGN_OF_LIFE
+                inbox.heartbeat = _SIGN_OF_LIFE if is_watcher else 0.0
                 inbox.hand_over = hand_over
                 return await self._pull(inbox, consumer, max_messages, max_bytes, wait)
         finally:
-            if not is_watched:
+            if is_watcher:
                 self._watched.discard(key)
 
     async def pull_dated(
@@ -393,6 +394,8 @@ class Pulling:
         `lent`: what comes is given back if nobody takes it."""
         inbox = self._take_inbox()
         inbox.lent = lent
+        # Not when it is left: what comes late is still that request's.
+        inbox.heartbeat = inbox.late_after = 0.0
         try:
             yield inbox
         except BaseException:
@@ -403,7 +406,6 @@ class Pulling:
         if inbox.is_cut_short and inbox.unsubscribe is not None:
             inbox.unsubscribe()  # As when it is abandoned, but that what came is taken.
         else:
-            inbox.heartbeat = inbox.late_after = 0.0
             self._idle.append(inbox)
 
     def _take_inbox(self) -> Inbox:
