@@ -150,11 +150,15 @@ async def job_system(
         # What is committed here is sent from here: no need to claim it and to read it back.
         outbox = relay.held_outbox()
         store = ProcessingJobStore(database, settings, outbox=outbox, on_commit=relay.wake)
+        await enter(store)
+        if database.dialect == "sqlite":
+            # One writer at a time: a transaction of the relay's own keeps jobs waiting.
+            stack.enter_context(relay.settling_in(store.do_together))
         yield JobSystem(
             settings=settings,
             pubsub=pubsub,
             database=database,
-            store=await enter(store),
+            store=store,
             client=client,
             relay=relay,
         )

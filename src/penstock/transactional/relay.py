@@ -16,10 +16,10 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeAlias
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -47,6 +47,9 @@ _MANY = 16
 _TURN_OF_OTHERS = 0.5
 # For what is given back at the end, and for a driver to end that was cancelled.
 _GRACE = 10.0
+
+Work: TypeAlias = Callable[[AsyncConnection], Awaitable[None]]
+"""What is done in a transaction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +135,7 @@ class Relay(AsyncClosing):
         self._outage = Outage(_log, f"Relay {self.name} cannot send what waits in the outbox")
         self._wanted = asyncio.Event()
         self._stopping = False
+        self._settle_in: Callable[[Work], Awaitable[None]] = self._alone
         self._task: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
 
@@ -154,6 +158,20 @@ class Relay(AsyncClosing):
     def telling(self, call: Callable[[], None]) -> AbstractContextManager[None]:
         """Meanwhile it is called whenever something was published."""
         return self._publisher.telling(call)
+
+    @contextmanager
+    def settling_in(self, transactions: Callable[[Work], Awaitable[None]]) -> Iterator[None]:
+        """Meanwhile what became of messages is written down in transactions of others, which do
+        what they are given, maybe twice, and return when it is committed."""
+        self._settle_in = transactions
+        try:
+            yield
+        finally:
+            self._settle_in = self._alone
+
+    async def _alone(self, work: Work) -> None:
+        async with self._database.transaction() as connection:
+            await work(connection)
 
     def statistics(self) -> RelayStatistics:
         return self._statistics
@@ -351,14 +369,18 @@ class Relay(AsyncClosing):
     ) -> _Held | None:
         self._checkpoint("before-mark")
         following: _Held | None = None
+        settled = 0
         if going_on and self._own is None:
             # The claim that follows sees all that was committed until now.
             self._wanted.clear()
-        async with self._database.transaction() as connection:
+
+        async def mark(connection: AsyncConnection) -> None:
+            nonlocal following, settled
             settled = await self._claims.settle(connection, claim, outcomes)
-            if going_on:
-                following = await self._claim(connection)
+            following = await self._claim(connection) if going_on else None
             self._checkpoint("marking")
+
+        await self._settle_in(mark)
         self._checkpoint("marked")
         lost = len(claim) - settled
         if lost:

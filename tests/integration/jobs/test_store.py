@@ -373,3 +373,19 @@ async def test_two_processes_may_create_the_tables_at_once(database_url):
 
     answers = await asyncio.gather(*(one() for _ in range(4)))
     assert all(created for _, created in answers)
+
+
+async def test_what_is_done_together_shares_the_transaction_of_what_changes(database_url):
+    told, seen = [], []
+    job = new_job()
+
+    async def work(connection):
+        seen.append((list(await store.find(connection, [job.job_id])), len(told)))
+
+    async with Database(database_url) as database:
+        async with ProcessingJobStore(database, on_commit=lambda: told.append("")) as store:
+            await store.do_together(work)
+            assert not told and seen.pop() == ([], 0)
+            adding = asyncio.ensure_future(store.add(NewJob(job=job, source="a.wav")))
+            await asyncio.gather(adding, store.do_together(work))
+    assert seen == [([job.job_id], 0)] and told == [""]

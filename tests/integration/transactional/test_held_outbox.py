@@ -46,6 +46,29 @@ async def test_what_was_committed_is_sent_without_a_claim_and_settled(url, way):
         assert await relay.send_held() == 0
 
 
+async def test_what_was_sent_is_marked_in_transactions_of_others(url, way):
+    """Which may fail for a reason of theirs, and are made again."""
+
+    async def again(work):
+        with pytest.raises(ZeroDivisionError):
+            async with scene.database.transaction() as connection:
+                await work(connection)
+                raise ZeroDivisionError
+        async with scene.database.transaction() as connection:
+            await work(connection)
+
+    async with outbox_on(url) as scene:
+        relay = scene.relay()
+        outbox = relay.held_outbox()
+        await scene.add_to(outbox, *drafts(3), way=way)
+        with relay.settling_in(again):
+            assert await relay.send_held() == 3
+        assert ids(await scene.stored()) == ALL and await outbox.pending() == 0
+        assert (relay.statistics().published, relay.statistics().lost) == (3, 0)
+        await scene.add_to(outbox, *drafts(3, start=3), way=way)
+        assert await relay.send_held() == 3 and await outbox.pending() == 0
+
+
 async def test_a_row_that_was_sent_says_where_it_is_in_its_topic(url):
     async with outbox_on(url) as scene:
         relay = scene.relay()

@@ -53,6 +53,7 @@ from penstock.jobs.store.written import Newborn, StepsTaken, Taken
 from penstock.transactional import Database, Outbox
 from penstock.transactional.group_transaction import GroupTransaction
 from penstock.transactional.many_rows import READ_FIRST, OvertakenError
+from penstock.transactional.relay import Work
 from penstock.transactional.schema import prepare
 
 T = TypeVar("T")
@@ -181,8 +182,18 @@ class ProcessingJobStore:
         return answers
 
     def _on_changes(self, made: Sequence[tuple[_Change, Any]]) -> None:
-        if any(change != self._begin_each for change, _ in made):
+        if any(change not in (self._begin_each, self._do_each) for change, _ in made):
             self._on_commit()
+
+    async def do_together(self, work: Work) -> None:
+        """Something else, in the transaction of whatever changes next; done again in one of its own
+        if that fails."""
+        await self._changes.do((self._do_each, work))
+
+    async def _do_each(self, connection: AsyncConnection, works: Sequence[Work]) -> Sequence[None]:
+        for work in works:
+            await work(connection)
+        return [None] * len(works)
 
     async def add(self, new: NewJob) -> tuple[JobRecord, bool]:
         """Keep a new job and say that it is there, and True; or what is kept of it, and False.
