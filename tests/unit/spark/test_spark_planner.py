@@ -72,6 +72,38 @@ def test_a_time_that_nothing_is_as_late_as_is_the_end_or_an_error_as_the_options
     assert Planner(soon, log).resolve(soon.starting) == {"orders": 10}
 
 
+def test_what_a_filter_leaves_out_makes_no_ranges(log):
+    for count, stage in ((6, "one"), (5, "other"), (3, "one"), (90, "other"), (1, "one")):
+        log.fill("jobs", count, stage=stage)
+    log.fill("more", 30, stage="other")
+    wanted = options("jobs,more", filter='attributes.stage = "one"', maxRecordsPerPartition="4")
+    planner = Planner(wanted, log)
+    plain = planner.ranges({"jobs": 1, "more": 1}, {"jobs": 106, "more": 31})
+    assert len(plain) == 27 + 8
+    ranges = planner.with_rows(plain)
+    assert parts(ranges) == [("jobs", 1, 3), ("jobs", 4, 6), ("jobs", 12, 105)]
+    rows = [sequence for part in ranges for sequence in sequences(log, wanted, part)]
+    assert rows == [*range(1, 7), *range(12, 15), 105]
+    assert planner.with_rows(planner.ranges({"jobs": 15}, {"jobs": 100})) == []
+
+
+def test_ranges_without_a_filter_are_not_read_to_plan_them(log):
+    planner = Planner(options(maxRecordsPerPartition="4"), log)
+    plain = planner.ranges({"orders": 1}, {"orders": 11})
+    log.calls.clear()
+    assert planner.with_rows(plain) == plain
+    assert log.calls == []
+
+
+def test_what_is_gone_before_ranges_are_made_of_its_rows_is_an_error(log):
+    log.fill("jobs", 20, stage="one")
+    planner = Planner(options("jobs", filter='attributes.stage = "one"'), log)
+    plain = planner.ranges({"jobs": 1}, {"jobs": 21})
+    log.purge("jobs", 6)
+    with pytest.raises(DataLossError, match="begins at 6"):
+        planner.with_rows(plain)
+
+
 def test_a_batch_is_cut_into_ranges_of_the_topic_that_is_there(log):
     found = Planner(options(maxRecordsPerPartition="4"), log).ranges({"orders": 1}, {"orders": 11})
     assert parts(found) == [("orders", 1, 3), ("orders", 4, 6), ("orders", 7, 10)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -76,6 +76,11 @@ class _LogStageReader(LogStreamReader):
     def __init__(self, options: SourceOptions, task: StageTask) -> None:
         super().__init__(options, source_schema(headers=False))
         self._task = task
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[LogRange]:
+        """A topic has the messages of all stages, and a task with none of its own costs as much as
+        one with some."""
+        return self._planner.with_rows(super().partitions(start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogRange)  # noqa: S101

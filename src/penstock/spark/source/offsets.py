@@ -9,8 +9,9 @@ again has the same sequences for other messages, so offsets say which one they c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from penstock.broker import Extent
@@ -185,9 +186,13 @@ def split(
         largest = min(largest, -(-total // min_partitions))
     ranges = []
     for topic, size in sizes.items():
-        parts = -(-size // largest)
-        edges = [start[topic] + size * n // parts for n in range(parts + 1)]
-        ranges += [
-            (topic, edges[n], edges[n + 1] - 1) for n in range(parts) if edges[n] < edges[n + 1]
-        ]
+        at = start[topic]
+        ranges += [(topic, at + low, at + high - 1) for low, high in even_parts(size, largest)]
     return ranges
+
+
+def even_parts(size: int, largest: int) -> Iterator[tuple[int, int]]:
+    """Parts of what has that size, the second number not included, none larger than `largest`."""
+    parts = -(-size // largest)
+    edges = [size * n // parts for n in range(parts + 1)] if parts else []
+    return pairwise(edges)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from itertools import groupby
 
 from penstock.broker import Extent, RangeLog
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, PenstockError
@@ -18,9 +20,10 @@ from penstock.spark.source.offsets import (
     another_topic,
     check_not_beyond,
     check_same_topic,
+    even_parts,
     split,
 )
-from penstock.spark.source.reader import LogRange
+from penstock.spark.source.reader import LogRange, columns_of
 
 _log = logging.getLogger("penstock")
 _NOBODY: Mapping[str, str] = {}
@@ -180,6 +183,22 @@ class Planner:
         begin = self.begin(Place(there, start.identities), extents)
         known = [topic for topic in promised if start.is_of(topic, extents[topic])]
         return self.ranges(begin, end.at, promised=known, extents=extents)
+
+    def with_rows(self, parts: Iterable[LogRange]) -> list[LogRange]:
+        """The same rows, in ranges that have as many as they may: those of which a filter lets
+        nothing through are left out. Reads the rows, so it is for those that take longer to work
+        on than to read."""
+        if not self._options.filter:
+            return list(parts)
+        found: list[LogRange] = []
+        for _, adjacent in groupby(parts, key=lambda part: part.topic):
+            first, *others = adjacent
+            whole = replace(first, last=(others or [first])[-1].last)
+            read = columns_of(self._log, self._options, whole)
+            rows = [sequence for columns in read for sequence in columns.sequences]
+            for low, high in even_parts(len(rows), self._options.max_records):
+                found.append(replace(whole, first=rows[low], last=rows[high - 1]))
+        return found
 
     def consume(self, before: Mapping[str, int], identities: Mapping[str, str] = _NOBODY) -> None:
         """These offsets are committed: work queues forget what lies below them; but for those that

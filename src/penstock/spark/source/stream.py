@@ -194,7 +194,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
         return self._latest
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[LogRange]:
         told, until = place_of(start), place_of(end)
         known = self._known(told.at, until.at)
         # A topic that was added later has no end in a batch that was planned before.
