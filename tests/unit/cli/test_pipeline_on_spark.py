@@ -76,6 +76,15 @@ def test_a_database_that_is_not_there_is_said_before_spark_is_started_and_withou
     assert not started
 
 
+def test_a_database_without_a_folder_is_said_before_spark_is_started(
+    started, tmp_path, monkeypatch
+):
+    done = invoke(tmp_path, monkeypatch, "--database", "sqlite:///nowhere/jobs.db")
+    assert isinstance(done.exception, UnavailableError), done.output
+    assert "nowhere/jobs.db" in str(done.exception)
+    assert not started
+
+
 @pytest.mark.parametrize("command", ["run", "backfill"])
 def test_a_second_driver_of_the_same_checkpoints_is_refused_before_spark_is_started(
     started, tmp_path, monkeypatch, command

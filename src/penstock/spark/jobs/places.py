@@ -90,11 +90,10 @@ def check_file(settings: JobSettings) -> None:
 
 
 async def reach_database(settings: JobSettings) -> None:
-    """Raise when a server's database cannot be used: nobody is there, or the password is wrong. A
-    file is made when it is needed."""
-    if sqlite_file(settings.database) is None:
-        async with Database(settings.database):
-            pass
+    """Raise when the database cannot be used: nobody is there, the password is wrong, or a file has
+    no folder."""
+    async with Database(settings.database):
+        pass
 
 
 async def prepare_database(settings: JobSettings) -> str:
