@@ -459,6 +459,19 @@ async def next_request(wire, requests, *came, take=lambda _: True, size=1000):
     return asked(wire)
 
 
+@pytest.mark.parametrize(
+    ("wait", "how"), [(30, {"expires": NS // 4}), (0, {"no_wait": True})], ids=["waits", "does not"]
+)
+async def test_what_is_larger_than_the_room_is_asked_for_behind_those_who_wait(wire, wait, how):
+    pull = asyncio.ensure_future(pulling(wire).pull(CONSUMER, 9, 10, wait))
+    await settled()
+    wire.end(b"NATS/1.0 409 Message Size Exceeds MaxBytes\r\n\r\n")
+    await settled()
+    assert json.loads(wire.written[0].split(b"\r\n")[1]) == {"batch": 1, **how}
+    wire.deliver(FIRST)
+    assert [reply for _, reply, _, _ in await pull] == [FIRST]
+
+
 async def test_who_has_all_there_is_asks_for_the_next_one_alone(wire):
     assert await next_request(wire, pulling(wire), last(behind=0)) == (1, None)
 

@@ -341,8 +341,10 @@ class Pulling:
         if inbox.messages or inbox.is_taken:
             return inbox.messages
         if code == CONFLICT and "Exceeds MaxBytes" in text:
-            # A message larger than the room asked for: it must get through some time.
-            return await self._ask(inbox, consumer, 1, 0, 0)
+            # A message larger than the room asked for: it must get through some time. Not with a
+            # request that the server refuses because others wait, who find it too large as well.
+            turn = min(wait, _ASK_AGAIN_AFTER)
+            return await self._ask(inbox, consumer, 1, 0, turn, one_shot=not turn)
         if code == TIMED_OUT and text == _OTHERS_WAIT and wait and one_shot:
             # There are messages, and no more may be unsettled: then the server refuses to let such
             # a request wait. A plain one waits its turn.
