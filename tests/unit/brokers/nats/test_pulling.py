@@ -443,11 +443,12 @@ def asked(wire):
     return request["batch"], request.get("max_bytes")
 
 
-async def next_request(wire, requests, came, take=lambda _: True, size=1000):
+async def next_request(wire, requests, *came, take=lambda _: True, size=1000):
     """What is asked for after this has come for a request."""
     first = asyncio.ensure_future(requests.pull(CONSUMER, 9, 1000, 30, take))
     await settled()
-    wire.deliver(came)
+    for reply in came:
+        wire.deliver(reply)
     wire.end(b"NATS/1.0 404 No Messages\r\n\r\n")
     wire.all_is_read()
     await first
@@ -458,17 +459,40 @@ async def next_request(wire, requests, came, take=lambda _: True, size=1000):
     return asked(wire)
 
 
+@pytest.mark.parametrize(
+    ("wait", "how"), [(30, {"expires": NS // 4}), (0, {"no_wait": True})], ids=["waits", "does not"]
+)
+async def test_what_is_larger_than_the_room_is_asked_for_behind_those_who_wait(wire, wait, how):
+    pull = asyncio.ensure_future(pulling(wire).pull(CONSUMER, 9, 10, wait))
+    await settled()
+    wire.end(b"NATS/1.0 409 Message Size Exceeds MaxBytes\r\n\r\n")
+    await settled()
+    assert json.loads(wire.written[0].split(b"\r\n")[1]) == {"batch": 1, **how}
+    wire.deliver(FIRST)
+    assert [reply for _, reply, _, _ in await pull] == [FIRST]
+
+
 async def test_who_has_all_there_is_asks_for_the_next_one_alone(wire):
     assert await next_request(wire, pulling(wire), last(behind=0)) == (1, None)
 
 
 @pytest.mark.parametrize(
     ("came", "size"),
-    [(last(behind=3), 1000), (last(behind=0, attempt=2), 1000), (last(behind=0), 999)],
-    ids=["more are there", "what comes again is not counted", "one may be too large"],
+    [
+        ([last(behind=3)], 1000),
+        ([last(behind=0, attempt=2)], 1000),
+        ([last(behind=0)], 999),
+        ([last(behind=1), last(behind=0)], 1000),
+    ],
+    ids=[
+        "more are there",
+        "what comes again is not counted",
+        "one may be too large",
+        "they come several at a time",
+    ],
 )
 async def test_who_may_find_more_asks_for_many(wire, came, size):
-    assert await next_request(wire, pulling(wire), came, size=size) == (9, size)
+    assert await next_request(wire, pulling(wire), *came, size=size) == (9, size)
 
 
 async def test_who_does_not_ask_again_at_once_is_given_all_there_is(wire):

@@ -69,8 +69,9 @@ class Inbox:
         self.hand_over: HandOver | None = None
         self.is_taken = False
         """What came for the last request was handed over."""
-        self.last = b""
-        """Where the ack goes of the last message that came for it to be handed over."""
+        self.is_caught_up: bool | None = None
+        """What came for it to be handed over was one message, and the last there is; None: nothing
+        was to be."""
         self.afterwards: Callable[[Callable[[], None]], None] = lambda act: act()
         self.unsubscribe: Callable[[], None] | None = None
         self.on_stray: Callable[[bytes], None] | None = None
@@ -82,7 +83,7 @@ class Inbox:
         self.wanted = count
         self.status = (0, "")
         self.is_taken = False
-        self.last = b""
+        self.is_caught_up = None
         loop = asyncio.get_running_loop()
         self.lent_since = loop.time()
         self.done = loop.create_future()
@@ -172,7 +173,9 @@ class Inbox:
             return  # It was given up meanwhile, and so was what came for it.
         came, self.messages = self.messages, []
         try:
-            self.last = came[-1][1]
+            # Not when several came: then more come at a time, and one by one they would take more
+            # requests.
+            self.is_caught_up = len(came) == 1 and is_last(came[0][1])
             self.is_taken = hand_over(came)
             if not self.is_taken:
                 self.messages = came
@@ -273,15 +276,11 @@ class Pulling:
             # for it.
             inbox.quiet_after, inbox.hand_over = _QUIET, None
         raws = await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
-        if inbox.last:
-            self._note_last(consumer.key, inbox.last)
+        if inbox.is_caught_up:
+            self._caught_up.add(consumer.key)
+        elif inbox.is_caught_up is False:
+            self._caught_up.discard(consumer.key)
         return raws
-
-    def _note_last(self, key: tuple[str, str], reply: bytes) -> None:
-        if is_last(reply):
-            self._caught_up.add(key)
-        else:
-            self._caught_up.discard(key)
 
     def give_back(self, replies: list[bytes]) -> None:
         """Nobody looks at these deliveries; without waiting, and lost with the connection, in
@@ -342,8 +341,10 @@ class Pulling:
         if inbox.messages or inbox.is_taken:
             return inbox.messages
         if code == CONFLICT and "Exceeds MaxBytes" in text:
-            # A message larger than the room asked for: it must get through some time.
-            return await self._ask(inbox, consumer, 1, 0, 0)
+            # A message larger than the room asked for: it must get through some time. Not with a
+            # request that the server refuses because others wait, who find it too large as well.
+            turn = min(wait, _ASK_AGAIN_AFTER)
+            return await self._ask(inbox, consumer, 1, 0, turn, one_shot=not turn)
         if code == TIMED_OUT and text == _OTHERS_WAIT and wait and one_shot:
             # There are messages, and no more may be unsettled: then the server refuses to let such
             # a request wait. A plain one waits its turn.
