@@ -19,12 +19,12 @@ from penstock.jobs.pipeline.declaration import Pipeline
 from penstock.jobs.system import Ingestion, JobSystem
 from penstock.web import page, problems
 from penstock.web.access import Access
+from penstock.web.connections import SECURITY_HEADERS
 from penstock.web.gauges import Gauges
 from penstock.web.health import Health
 from penstock.web.jobs_api import Asker, By, JobsApi, Parts
 from penstock.web.own_jobs import OwnJobs
 from penstock.web.references import References
-from penstock.web.refusing import SECURITY_HEADERS
 from penstock.web.streams import Streams
 from penstock.web.uploads import TooLargeError, Uploads
 

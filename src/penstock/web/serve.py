@@ -12,7 +12,7 @@ import uvicorn
 from litestar import Litestar
 
 from penstock.errors import UnavailableError
-from penstock.web.refusing import Protocol
+from penstock.web.connections import Protocol
 
 _log = logging.getLogger("penstock.web")
 

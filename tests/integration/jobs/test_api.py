@@ -23,7 +23,7 @@ from penstock.jobs import Done, JobStage, Reject, load_settings
 from penstock.jobs.model.reasons import meaning_of
 from penstock.jobs.store.records import jobs
 from penstock.jobs.telemetry import JobObservers, LoggingObserver, PrometheusJobObserver, ended_jobs
-from penstock.web import create_app, refusing, serve, streams
+from penstock.web import connections, create_app, serve, streams
 from penstock.web.access import Access, is_loopback
 from penstock.web.streams import Streams
 from penstock.web.uploads import Uploads
@@ -697,12 +697,12 @@ async def test_what_is_no_http_and_a_connection_too_many_are_answered_like_all_o
 ):
     async with api_on(quick, work=False) as (client, _):
         broken = await raw_answer(client, b"\x16\x03\x01 what is this\r\n\r\n")
-        monkeypatch.setattr(refusing, "MOST_CONNECTIONS", 0)
+        monkeypatch.setattr(connections, "MOST_CONNECTIONS", 0)
         too_many = await raw_answer(client)
         monkeypatch.undo()
         assert broken.startswith("HTTP/1.1 400 Bad Request\r\n")
         assert too_many.startswith("HTTP/1.1 503 Service Unavailable\r\n")
-        for name, value in refusing.SECURITY_HEADERS.items():
+        for name, value in connections.SECURITY_HEADERS.items():
             assert f"{name}: {value}\r\n" in broken and f"{name}: {value}\r\n" in too_many
         assert (await client.get("/health")).status_code == 200
 

@@ -1,5 +1,5 @@
-"""How requests come and answers leave, and what is answered before there is a request: to what is
-no HTTP, and to one connection too many.
+"""Connections of clients: how answers leave, how long nothing may be asked, and what is answered to
+one too many and to what is no HTTP.
 
 uvicorn would answer by itself, without the headers that all answers carry. It reads with h11:
 httptools takes a fifth less for a request, but has no bound for headers, and takes for requests

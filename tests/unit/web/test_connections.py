@@ -10,7 +10,7 @@ pytest.importorskip("uvicorn")
 import uvicorn
 from uvicorn.server import ServerState
 
-from penstock.web import refusing
+from penstock.web import connections
 
 HOST = b"Host: here\r\n"
 ASK = b"GET /a HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -65,7 +65,7 @@ class Served:
             ws="none",
         )
         config.load()
-        self.protocol = refusing.Protocol(config, ServerState(), {})
+        self.protocol = connections.Protocol(config, ServerState(), {})
         self.protocol.connection_made(self.wire)
 
     async def says(self, *parts):
@@ -126,7 +126,7 @@ async def test_a_broken_body_is_refused_at_once():
     served = Served()
     await served.says(ASK, BROKEN_BODY)
     assert served.statuses == ["200", "400"] and served.wire.closed
-    for name, value in refusing.SECURITY_HEADERS.items():
+    for name, value in connections.SECURITY_HEADERS.items():
         assert f"{name}: {value}\r\n" in served.wire.said.decode()
 
 
