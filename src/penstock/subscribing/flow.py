@@ -52,13 +52,16 @@ class Flow:
         are unsent.
 
         Each pull gets its share, so that all of them can work. A share of bytes is at least
-        one message of the largest size: two pulls never overshoot the bound together.
+        one message of the largest size, or the only one: two pulls never overshoot the bound
+        together.
         """
         control, window = self._control, self.window
         if window.full or unsent > 2 * control.max_messages:
             return 0, 0
         if control.allow_excess_messages:
             return control.max_messages, control.max_bytes
+        if window.reserved_bytes and window.room_bytes < MAX_DATA_BYTES:
+            return 0, 0
         messages = min(-(-window.max_messages // self._streams), window.room)
         size = min(max(window.max_bytes // self._streams, MAX_DATA_BYTES), window.room_bytes)
         if self.ahead is not None:

@@ -191,3 +191,24 @@ async def test_a_window_smaller_than_a_messages_attributes_lets_one_through_at_a
             received[-1].ack()
             await settled()
             assert len(received) == taken + 1
+
+
+async def test_pulls_that_share_what_room_is_left_do_not_pass_the_bound_together():
+    async with orders(flow_control=FlowControl(max_bytes=3000)) as (topic, sub):
+        received: list[Message] = []
+        sub.on("message", received.append)
+        for _ in range(5):
+            await topic.publish_message(b"x" * 500)
+        sub.open()
+        await settled()
+        for message in received[:]:
+            message.ack()  # Each makes room in which another pull could wait.
+            await settled()
+        for _ in range(5):
+            await topic.publish_message(b"x" * 2900)
+        await settled()
+        assert sub.stream is not None
+        assert sub.stream.statistics().bytes < 3000 + 2900
+        while len(received) < 10:
+            received[-1].ack()
+            await settled()
