@@ -132,9 +132,11 @@ class Ending:
                     self._heed(self._stop, self._cancel)
 
     def _pass_on(self, heard: bytes) -> None:
-        if self._others is not None:
+        """That there were signals, not which: that Python says, and an app that is told of one by
+        both may hear it twice."""
+        if self._others is not None and any(heard):
             with suppress(OSError):  # It does not listen any more, or has enough to hear.
-                self._others.send(heard, socket.MSG_DONTWAIT)
+                self._others.send(b"\0", socket.MSG_DONTWAIT)
 
     def _heed(self, stop: Call, cancel: Call) -> None:
         before, self._heeded = self._heeded, max(self._by_system, self._by_python, self._by_app)
