@@ -512,3 +512,18 @@ async def test_more_is_asked_for_again_once_there_is_more(wire):
     assert asked(wire) == (9, 1000)
     pull.cancel()
     await asyncio.wait([pull])
+
+
+async def test_consumers_that_come_and_go_are_not_remembered_for_ever(wire, monkeypatch):
+    monkeypatch.setattr("penstock.brokers.nats.aio.pulling._REMEMBERED", 3)
+    requests = pulling(wire)
+    for n in range(10):
+        config = SubscriptionConfig(name=f"passing-{n}", topic="orders")
+        consumer = Consumer("orders", config.name, config)
+        pull = asyncio.ensure_future(requests.pull(consumer, 9, 1000, 30, lambda _: True))
+        await settled()
+        wire.deliver(last(behind=0))
+        wire.end(b"NATS/1.0 404 No Messages\r\n\r\n")
+        wire.all_is_read()
+        await pull
+    assert 0 < len(requests._caught_up) <= 3

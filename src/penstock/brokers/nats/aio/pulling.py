@@ -277,6 +277,8 @@ class Pulling:
             inbox.quiet_after, inbox.hand_over = _QUIET, None
         raws = await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
         if inbox.is_caught_up:
+            if len(self._caught_up) >= _REMEMBERED:
+                self._caught_up.clear()
             self._caught_up.add(consumer.key)
         elif inbox.is_caught_up is False:
             self._caught_up.discard(consumer.key)
@@ -451,6 +453,9 @@ class Pulling:
             inbox.fail(error)
 
 
+# Of so many consumers it is known that they had nothing more; nobody says when one was deleted. One
+# that is forgotten is asked for many messages once more.
+_REMEMBERED = 10_000
 _OTHERS_WAIT = "Requests Pending"
 _NO_ROOM_TO_WAIT = "Exceeded MaxWaiting"
 _ASK_AGAIN_AFTER = 0.25
