@@ -38,6 +38,12 @@ class Connection(h11.Connection):
     """Whether the length of the last answer was known when it began."""
     _head = b""
 
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if type(event) is h11.Request and _has_two_lengths(event):
+            raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding")
+        return event
+
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
         data = super().send(event)
         if type(event) is h11.Response:
@@ -50,8 +56,14 @@ class Connection(h11.Connection):
         return data
 
 
-def _has_length(message: h11.Response) -> bool:
+def _has_length(message: h11.Request | h11.Response) -> bool:
     return any(name == b"content-length" for name, _ in message.headers)
+
+
+def _has_two_lengths(request: h11.Request) -> bool:
+    """Some go by the one and some by the other, and take the rest for the next request."""
+    is_chunked = any(name == b"transfer-encoding" for name, _ in request.headers)
+    return is_chunked and _has_length(request)
 
 
 class Protocol(H11Protocol):
@@ -79,6 +91,10 @@ class Protocol(H11Protocol):
     def on_response_complete(self) -> None:
         self._asks_until = self.loop.time() + self.timeout_keep_alive
         super().on_response_complete()
+
+    def _should_upgrade(self) -> bool:
+        # To nothing. Asked, it would use what happens to be installed, or ask for it in the log.
+        return False
 
     def shutdown(self) -> None:
         """Requests and answers may be completed for a while; a stream of events has no end."""

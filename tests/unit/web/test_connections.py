@@ -50,6 +50,10 @@ class Wire(asyncio.Transport):
         self.is_read = True
 
 
+class NotAsked(asyncio.Protocol):
+    """Would take connections over, if something for websockets is installed."""
+
+
 class Served:
     """A connection, and a small app behind it that answers what it was asked."""
 
@@ -65,7 +69,7 @@ class Served:
             log_config=None,
             proxy_headers=False,
             timeout_keep_alive=15,
-            ws="none",
+            ws=NotAsked,
         )
         config.load()
         self.protocol = connections.Protocol(config, ServerState(), {})
@@ -119,10 +123,10 @@ async def test_a_body_behind_a_wish_for_another_protocol_is_that_requests_body()
     assert served.asked[1:] == [("/a", b"hi"), ("/a", b"")]
 
 
-async def test_a_wish_for_a_websocket_is_not_heard():
+async def test_a_wish_for_a_websocket_is_not_heard(caplog):
     served = Served()
-    await served.says(wishing(b"GET").replace(b"h2c", b"websocket") + ASK)
-    assert served.statuses == ["200", "200"]
+    await served.says(wishing(b"GET").replace(b"h2c", b"websocket") + wishing(b"GET") + ASK)
+    assert served.statuses == ["200", "200", "200"] and not caplog.records
 
 
 async def test_a_broken_body_is_refused_at_once():
@@ -168,11 +172,15 @@ async def test_what_comes_behind_a_body_is_no_header():
         pytest.param(
             b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", id="gzip"
         ),
+        pytest.param(
+            b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+            id="two lengths",
+        ),
     ],
 )
 async def test_what_others_might_read_differently_is_refused(head):
     served = Served()
-    await served.says(head + b"\r\n")
+    await served.says(head + b"\r\n0\r\n\r\n" + ASK)
     assert served.statuses == ["400"] and served.wire.closed and not served.asked
 
 
