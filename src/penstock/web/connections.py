@@ -25,6 +25,8 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 MOST_CONNECTIONS = 1000
+# Seconds that requests under way have at the end. The server itself waits a little longer.
+_GRACE = 2.5
 
 
 class Connection(h11.Connection):
@@ -32,23 +34,40 @@ class Connection(h11.Connection):
     one for who reads. A body whose length is not known may be long in coming: its head goes first.
     """
 
+    has_length = True
+    """Whether the length of the last answer was known when it began."""
     _head = b""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if type(event) is h11.Request and _has_two_lengths(event):
+            raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding")
+        return event
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
         data = super().send(event)
-        if type(event) is h11.Response and data and _has_length(event):
-            self._head = data
-            return b""
+        if type(event) is h11.Response:
+            self.has_length = _has_length(event)
+            if data and self.has_length:
+                self._head = data
+                return b""
         if self._head:
             data, self._head = self._head + (data or b""), b""
         return data
 
 
-def _has_length(answer: h11.Response) -> bool:
-    return any(name == b"content-length" for name, _ in answer.headers)
+def _has_length(message: h11.Request | h11.Response) -> bool:
+    return any(name == b"content-length" for name, _ in message.headers)
+
+
+def _has_two_lengths(request: h11.Request) -> bool:
+    """Some go by the one and some by the other, and take the rest for the next request."""
+    is_chunked = any(name == b"transfer-encoding" for name, _ in request.headers)
+    return is_chunked and _has_length(request)
 
 
 class Protocol(H11Protocol):
+    conn: Connection
     _asks_until = 0.0
 
     def __init__(self, config: uvicorn.Config, *more: Any, **others: Any) -> None:
@@ -73,6 +92,28 @@ class Protocol(H11Protocol):
         self._asks_until = self.loop.time() + self.timeout_keep_alive
         super().on_response_complete()
 
+    def _should_upgrade(self) -> bool:
+        # To nothing. Asked, it would use what happens to be installed, or ask for it in the log.
+        return False
+
+    def shutdown(self) -> None:
+        """Requests and answers may be completed for a while; a stream of events has no end."""
+        super().shutdown()
+        is_endless = self._has_begun_to_answer() and not self.conn.has_length
+        self.loop.call_later(0.0 if is_endless else _GRACE, self._cut_off)
+
+    def _cut_off(self) -> None:
+        """As if the client had gone: else the server ends by cancelling whoever answers it, and
+        writes that down as a failure of each."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.abort()
+
+    def _has_begun_to_answer(self) -> bool:
+        cycle = self.cycle
+        return cycle is not None and cycle.response_started and not cycle.response_complete
+
     def _is_asked_nothing(self) -> bool:
         return self.conn.their_state is h11.IDLE
 
@@ -87,8 +128,7 @@ class Protocol(H11Protocol):
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if not (is_answering and self.cycle.response_started):
+        if not self._has_begun_to_answer():
             body = why.encode()
             headers = {
                 "Content-Type": "text/plain; charset=utf-8",

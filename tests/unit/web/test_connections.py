@@ -37,6 +37,9 @@ class Wire(asyncio.Transport):
     def close(self):
         self.closed = True
 
+    def abort(self):
+        self.closed = True
+
     def is_closing(self):
         return self.closed
 
@@ -45,6 +48,10 @@ class Wire(asyncio.Transport):
 
     def resume_reading(self):
         self.is_read = True
+
+
+class NotAsked(asyncio.Protocol):
+    """Would take connections over, if something for websockets is installed."""
 
 
 class Served:
@@ -62,7 +69,7 @@ class Served:
             log_config=None,
             proxy_headers=False,
             timeout_keep_alive=15,
-            ws="none",
+            ws=NotAsked,
         )
         config.load()
         self.protocol = connections.Protocol(config, ServerState(), {})
@@ -78,8 +85,9 @@ class Served:
         return re.findall(r"HTTP/1\.1 (\d+)", self.wire.said.decode())
 
     async def _app(self, scope, receive, send):
-        if scope["path"] == "/later":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
+        length = [(b"content-length", b"4")] if "known" in scope["path"] else []
+        if "later" in scope["path"]:
+            await send({"type": "http.response.start", "status": 200, "headers": length})
             await self.go_on.acquire()
         body, more = b"", True
         while more:
@@ -90,9 +98,8 @@ class Served:
             body, more = body + message["body"], message["more_body"]
         self.asked.append((scope["path"], body))
         self.heads.append(dict(scope["headers"]))
-        if scope["path"] != "/later":
-            headers = [(b"content-length", b"4")] if scope["path"] == "/known" else []
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if "later" not in scope["path"]:
+            await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": "http.response.body", "body": b"done", "more_body": False})
 
 
@@ -116,10 +123,10 @@ async def test_a_body_behind_a_wish_for_another_protocol_is_that_requests_body()
     assert served.asked[1:] == [("/a", b"hi"), ("/a", b"")]
 
 
-async def test_a_wish_for_a_websocket_is_not_heard():
+async def test_a_wish_for_a_websocket_is_not_heard(caplog):
     served = Served()
-    await served.says(wishing(b"GET").replace(b"h2c", b"websocket") + ASK)
-    assert served.statuses == ["200", "200"]
+    await served.says(wishing(b"GET").replace(b"h2c", b"websocket") + wishing(b"GET") + ASK)
+    assert served.statuses == ["200", "200", "200"] and not caplog.records
 
 
 async def test_a_broken_body_is_refused_at_once():
@@ -165,11 +172,15 @@ async def test_what_comes_behind_a_body_is_no_header():
         pytest.param(
             b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", id="gzip"
         ),
+        pytest.param(
+            b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+            id="two lengths",
+        ),
     ],
 )
 async def test_what_others_might_read_differently_is_refused(head):
     served = Served()
-    await served.says(head + b"\r\n")
+    await served.says(head + b"\r\n0\r\n\r\n" + ASK)
     assert served.statuses == ["400"] and served.wire.closed and not served.asked
 
 
@@ -213,3 +224,21 @@ async def test_who_waits_for_an_answer_of_unknown_length_is_told_so_at_once():
     served.go_on.release()
     await settled()
     assert b"done" in served.wire.said
+
+
+async def test_a_stream_ends_with_the_server_at_once_and_other_answers_are_completed(caplog):
+    stream, known, stuck = Served(), Served(), Served()
+    await stream.says(LATER)
+    await known.says(LATER.replace(b"later", b"known-later"))
+    await stuck.says(b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 10\r\n\r\nx")
+    for served in (stream, known, stuck):
+        served.protocol.shutdown()
+    await settled()
+    assert stream.wire.closed and not known.wire.closed and not stuck.wire.closed
+    for served in (stream, known):
+        served.go_on.release()
+    await settled()
+    assert stream.left == 1 and known.wire.said.endswith(b"done") and known.wire.closed
+    await asyncio.sleep(2.9)  # Before the server cancels what is left.
+    assert stuck.wire.closed and stuck.left == 1
+    assert not caplog.records
