@@ -6,12 +6,16 @@ from penstock import errors
 
 _TRACEBACK = "Traceback (most recent call last):"
 _OURS = "penstock.errors."
+# The first line of an error of the JVM's, which says what was called; the second says why not.
+_CALLED = "An error occurred while calling "
 _LONGEST = 300
 
 
 def reason_of(error: BaseException) -> str:
     """One line: what Python code raised, where that is what failed, else the first that is said."""
     lines = [line for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith(_CALLED):
+        lines = [lines[1].removeprefix(": "), *lines[2:]]
     if not lines:
         return type(error).__name__
     raised = _raised(lines)

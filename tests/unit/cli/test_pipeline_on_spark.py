@@ -96,6 +96,14 @@ def test_a_second_driver_of_the_same_checkpoints_is_refused_before_spark_is_star
     assert not started
 
 
+def test_checkpoints_in_the_home_of_a_user_are_looked_for_there(started, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with holding_checkpoints(str(tmp_path / "home" / "here"), ["metadata"]):
+        done = invoke(tmp_path, monkeypatch, "--checkpoints=~/here")
+    assert "Another driver" in str(done.exception), done.output
+    assert not (tmp_path / "~").exists()
+
+
 def test_what_spark_finds_wrong_is_one_line(started, tmp_path, monkeypatch):
     class Broken:
         def __init__(self, *_):

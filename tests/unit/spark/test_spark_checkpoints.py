@@ -34,6 +34,13 @@ def test_a_second_driver_is_refused_until_the_first_is_gone_however_it_ends(tmp_
         pass
 
 
+def test_a_folder_that_is_given_as_an_address_is_the_same_folder(tmp_path):
+    with holding_checkpoints(str(tmp_path), ["metadata"]):
+        with pytest.raises(FailedPreconditionError, match="Another driver"):
+            with holding_checkpoints(f"file://{tmp_path}", ["metadata"]):
+                pytest.fail("both have it")
+
+
 def test_what_is_no_folder_that_can_be_written_is_said_with_its_name(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):

@@ -22,6 +22,10 @@ RuntimeError: the batch failed
 
 \tat org.apache.spark.scheduler.Task.run(Task.scala:147)"""
 
+STARTING = """An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.
+: java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.
+\tat org.apache.spark.SparkContext.assertNotStopped(SparkContext.scala:128)"""
+
 
 def test_what_we_raised_ourselves_is_told_without_its_class():
     assert reason_of(RuntimeError(LOADING)) == "Topic not found: 'orders'; create it"
@@ -29,6 +33,11 @@ def test_what_we_raised_ourselves_is_told_without_its_class():
 
 def test_what_python_code_raised_is_told_rather_than_where_spark_noticed():
     assert reason_of(RuntimeError(TASK)) == "RuntimeError: the batch failed"
+
+
+def test_what_the_jvm_raised_is_told_rather_than_what_was_called():
+    told = "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext."
+    assert reason_of(RuntimeError(STARTING)) == told
 
 
 def test_what_has_no_traceback_is_told_by_its_first_line_and_not_for_ever():

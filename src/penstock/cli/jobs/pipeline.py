@@ -160,7 +160,7 @@ def _run(
     from penstock.spark.jobs.checkpoints import holding_checkpoints
     from penstock.spark.jobs.jvm import driver_config
     from penstock.spark.jobs.pipeline import PipelineOptions, SparkPipeline, queries_of
-    from penstock.spark.jobs.places import check_reach, reach_database
+    from penstock.spark.jobs.places import absolute_place, check_reach, reach_database
     from penstock.spark.reasons import reason_of
     from penstock.spark.session.ending import stopping
     from penstock.spark.session.starting import add_modules, master_of
@@ -172,7 +172,7 @@ def _run(
     if how.remote is None:
         check_reach(settings, master_of(how.master))
         if once is None or once.is_all:
-            with holding_checkpoints(chosen.checkpoints, queries):
+            with holding_checkpoints(absolute_place(chosen.checkpoints), queries):
                 pass  # It is had for good once Spark is there.
         config = driver_config() | config
     asyncio.run(reach_database(settings))

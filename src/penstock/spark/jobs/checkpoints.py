@@ -13,6 +13,8 @@ from pathlib import Path
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
+_FILE = "file://"
+
 
 @contextmanager
 def holding_checkpoints(place: str, queries: Iterable[str]) -> Iterator[None]:
@@ -22,10 +24,10 @@ def holding_checkpoints(place: str, queries: Iterable[str]) -> Iterator[None]:
     The folder is made, and must be one that can be written. At an address, and where files cannot
     be locked, it is left to Spark.
     """
-    if "://" in place:
+    folder = Path(place.removeprefix(_FILE)).absolute()
+    if "://" in place and not place.startswith(f"{_FILE}/"):
         yield
         return
-    folder = Path(place).absolute()
     with ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,12 @@ import socket
 
 from penstock.errors import InvalidArgumentError, UnavailableError
 
-# As Spark reads them. Other addresses are left to it: it may have been taught them.
+# As Spark reads them. Of addresses it takes those that begin like one of its own; it may have been
+# taught more of them.
 _KNOWN = re.compile(
-    r"local(\[\s*([1-9]\d*|\*)\s*(,\s*[1-9]\d*\s*)?\])?"
+    r"local(\[([1-9]\d*|\*)(\s*,\s*[1-9]\d*)?\])?"
     r"|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
-    r"|yarn|[a-z0-9]+://.+"
+    r"|yarn|(spark|k8s|local)[^:]*://.+"
 )
 _STANDALONE = "spark://"
 _PLACE = re.compile(r"(?P<host>[^:]+|\[[^]]+\]):(?P<port>\d{1,5})")
@@ -49,4 +50,6 @@ def _try(place: str) -> str | None:
         socket.create_connection(address, _PATIENCE).close()
     except OSError as error:
         return error.strerror or str(error) or type(error).__name__
+    except UnicodeError:
+        return "that is no name of a host"
     return None

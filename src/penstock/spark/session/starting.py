@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.spark.reasons import reason_of
 from penstock.spark.session.class_file import class_options
 from penstock.spark.session.connect import check_remote
 from penstock.spark.session.java import java_home, scratch
@@ -70,12 +71,26 @@ def session(
     settings = {**defaults(address, ui=ui), **(config or {})}
     builder = builder.remote(address) if remote is not None else builder.master(address)
     _import_meanwhile()
-    with _environment(address), heeding_ctrl_c():
+    with _environment(address), heeding_ctrl_c(), _telling_why_not(address):
         made = _configured(builder, settings).getOrCreate()
         if remote is None:
             made.sparkContext.setLogLevel(log_level)
             say_once(made)
     return made
+
+
+@contextmanager
+def _telling_why_not(master: str) -> Iterator[None]:
+    """One line about a Spark that does not start, after the pages of its JVM."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise FailedPreconditionError(
+            f"Spark does not start on {master} ({reason_of(error)}); what it said before is why"
+        ) from error
 
 
 def _import_meanwhile() -> None:
