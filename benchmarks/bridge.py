@@ -20,7 +20,7 @@ from penstock.bridge.envelope import build
 from penstock.broker import Broker
 from penstock.message import Settlement, Verb
 from penstock.transactional import Database, Outbox, Relay
-from penstock.transactional.table import table as rows
+from penstock.transactional.outbox_table import table as rows
 
 SENT = int(os.environ.get("BENCH_SENT_ROWS", "1000000"))
 REPEATS = 3

@@ -12,7 +12,7 @@ from penstock import Backoff, Draft, PubSub
 from penstock.broker import Broker
 from penstock.message import Record
 from penstock.transactional import Database, Outbox, Relay
-from penstock.transactional.table import bundles, table
+from penstock.transactional.outbox_table import bundles, table
 
 
 @dataclass

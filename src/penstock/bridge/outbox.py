@@ -24,7 +24,7 @@ from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.message import Draft
 from penstock.transactional import Database, Outbox, OutboxStatus, database_time
 from penstock.transactional.commit_signals import NOTIFY, CommitSignals
-from penstock.transactional.table import DEAD, PUBLISHED, in_state, is_pending, table
+from penstock.transactional.outbox_table import DEAD, PUBLISHED, in_state, is_pending, table
 
 Blocking: TypeAlias = Connection | Session | scoped_session[Any] | Engine
 Transaction: TypeAlias = (

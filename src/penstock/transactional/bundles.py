@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from penstock.message import Draft
 from penstock.transactional.database import database_time
 from penstock.transactional.outbox import Holder, add_committed, portions
-from penstock.transactional.table import INSERT_BUNDLES, bundles
+from penstock.transactional.outbox_table import INSERT_BUNDLES, bundles
 
 _log = logging.getLogger("penstock")
 c = bundles.c

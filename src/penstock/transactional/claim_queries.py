@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock.transactional.bundles import has_ended
 from penstock.transactional.database import database_time
-from penstock.transactional.table import (
+from penstock.transactional.outbox_table import (
     at_once,
     delayed,
     goes_at_once,

@@ -33,8 +33,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.message import Draft
 from penstock.transactional.database import Database, database_time
 from penstock.transactional.many_rows import ManyRows
-from penstock.transactional.schema import prepare
-from penstock.transactional.table import (
+from penstock.transactional.outbox_table import (
     DEAD,
     GIVEN,
     INSERT,
@@ -47,6 +46,7 @@ from penstock.transactional.table import (
     metadata,
     table,
 )
+from penstock.transactional.schema import prepare
 
 _STATEMENT_ROWS = 1000
 _STATEMENT_BYTES = 8 * 2**20

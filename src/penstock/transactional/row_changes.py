@@ -18,7 +18,7 @@ from sqlalchemy.types import TypeEngine
 
 from penstock.transactional.database import database_time
 from penstock.transactional.many_rows import ManyRows
-from penstock.transactional.table import DEAD, PUBLISHED, is_pending, table
+from penstock.transactional.outbox_table import DEAD, PUBLISHED, is_pending, table
 
 c = table.c
 

@@ -36,7 +36,7 @@ from penstock.jobs.store.records import Step
 from penstock.jobs.views import projection
 from penstock.retrying import Persistence
 from penstock.transactional import Outbox
-from penstock.transactional.table import table as outbox_table
+from penstock.transactional.outbox_table import table as outbox_table
 from tests.support.job_scenes import INFO, TEXT, Scene, impatient, jobs_on, looks, until
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(120)]

@@ -21,7 +21,7 @@ from penstock.jobs.model.job import new_job_id, new_media_id, now
 from penstock.jobs.store.records import NewJob, Step
 from penstock.testing.waiting import eventually
 from penstock.transactional import Database
-from penstock.transactional.table import table as outbox
+from penstock.transactional.outbox_table import table as outbox
 from tests.support.job_samples import JOBS
 from tests.support.job_scenes import INFO, TEXT
 from tests.support.statements import before_the_next_change, statements_of

@@ -8,7 +8,7 @@ from penstock.brokers.memory import MemoryBroker
 from penstock.clock import Clock
 from penstock.errors import InvalidArgumentError
 from penstock.message import Draft, PublishFault
-from penstock.transactional.table import bundles, table
+from penstock.transactional.outbox_table import bundles, table
 from tests.support.outbox_scenes import drafts, ids, outbox_on
 from tests.support.statements import statements_of
 from tests.support.troubled_broker import Away

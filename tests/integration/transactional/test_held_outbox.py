@@ -10,8 +10,8 @@ from penstock.brokers.memory import MemoryBroker
 from penstock.clock import Clock
 from penstock.errors import UnavailableError
 from penstock.message import Draft
+from penstock.transactional.outbox_table import table
 from penstock.transactional.row_leases import Outcomes
-from penstock.transactional.table import table
 from tests.support.outbox_scenes import drafts, ids, outbox_on
 from tests.support.statements import statements_of
 from tests.support.troubled_broker import Away

@@ -7,7 +7,7 @@ from sqlalchemy import select, update
 
 from penstock import Draft, Expect, errors
 from penstock.transactional import Outbox
-from penstock.transactional.table import table
+from penstock.transactional.outbox_table import table
 from tests.support.outbox_scenes import drafts, ids, outbox_on
 
 pytestmark = pytest.mark.real_time

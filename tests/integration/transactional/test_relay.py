@@ -14,8 +14,8 @@ from penstock.message import Draft
 from penstock.testing.waiting import eventually
 from penstock.transactional import Database, Outbox, Relay
 from penstock.transactional.claim_queries import keyed_rows, keyless_rows, prospect
+from penstock.transactional.outbox_table import table
 from penstock.transactional.row_leases import Claims, Outcomes, Prospect
-from penstock.transactional.table import table
 from tests.support.outbox_scenes import drafts, ids, outbox_on, until
 from tests.support.statements import statements_of
 from tests.support.troubled_broker import Troubled, failing

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from penstock import Draft
-from penstock.transactional.table import table
+from penstock.transactional.outbox_table import table
 from tests.support.outbox_scenes import drafts, ids, outbox_on, until
 from tests.support.relaying import LEASE
 from tests.support.servers import NatsServer

@@ -13,7 +13,7 @@ from penstock.jobs.store.records import metadata as jobs
 from penstock.jobs.views.sql import sql_metadata as views
 from penstock.transactional import Database, Inbox, Outbox, schema
 from penstock.transactional.inbox_table import metadata as inbox
-from penstock.transactional.table import metadata as outbox
+from penstock.transactional.outbox_table import metadata as outbox
 from tests.support.outbox_scenes import ids, outbox_on
 from tests.support.released_tables import JOB, ROWS, make_released_database
 
