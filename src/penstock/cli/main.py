@@ -26,6 +26,7 @@ _VARIABLES = {
 
 
 def main() -> None:
+    _open_standard_files()
     if sys.argv[1:2] == ["emulator"]:
         # It reads its arguments itself, and must be up before what the others need is loaded.
         from penstock.cli.brokers.emulator import emulator
@@ -59,6 +60,14 @@ def main() -> None:
         if wanted in GROUPS and is_brought(GROUPS[wanted], error.name or ""):
             sys.exit(needs(GROUPS[wanted], error))
         raise
+
+
+def _open_standard_files() -> None:
+    """Where whoever starts us has closed them. What is opened next would take their places: it is
+    written into by what writes to standard error, and libuv ends a process that closes one."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
 
 
 def _app() -> typer.Typer:

@@ -18,6 +18,7 @@ run_until_stopped(work)
 print("in order", flush=True)
 """
 WAITS = "await stop.wait()"
+DOES_NOT_LISTEN = "await asyncio.sleep(600)"
 BLOCKS = "time.sleep(600)"
 # Where no Python runs in between, so that only the system hears of a signal. Nobody else is let in
 # before that.
@@ -65,7 +66,7 @@ def test_one_signal_ends_it_in_order():
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("work", [BLOCKS, REFUSES])
+@pytest.mark.parametrize("work", [DOES_NOT_LISTEN, BLOCKS, REFUSES])
 def test_two_signals_end_it_whatever_it_does(work):
     process = started(work)
     process.send_signal(signal.SIGTERM)

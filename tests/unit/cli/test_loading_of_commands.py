@@ -108,3 +108,21 @@ def test_ctrl_c_while_a_command_is_loaded_ends_it_without_a_word(monkeypatch, ca
         main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "")
+
+
+CLOSED = """
+import os, sys
+os.closerange(0, 3)
+from penstock.cli.main import main
+sys.argv = ["penstock", "--version"]
+try:
+    main()
+except SystemExit:
+    pass
+nothing = os.stat(os.devnull).st_rdev
+os._exit(int(any(os.fstat(number).st_rdev != nothing for number in range(3))))
+"""
+
+
+def test_nothing_takes_the_place_of_standard_files_that_are_closed():
+    assert subprocess.run([sys.executable, "-c", CLOSED], timeout=60, check=False).returncode == 0
