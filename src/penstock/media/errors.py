@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any, Literal
 
 from penstock.errors import PenstockError
@@ -12,7 +13,7 @@ Reason = Literal[
     "configuration",  # an operator must change something
     "crashed",  # the guarded child died of the input
     "forbidden",  # a path, host or address that is not allowed
-    "guard_unavailable",  # a guarded child could not be started
+    "guard_unavailable",  # a guarded child could not be started: there is no room
     "malformed",  # the bytes are not what they claim to be
     "network",  # connecting or reading failed
     "no_audio",  # nothing to transcribe
@@ -69,6 +70,17 @@ class MediaError(PenstockError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.reason, self.message, self.permanent, self.retry_after)
+
+
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def cannot_open(error: OSError | ValueError) -> MediaError:
+    """Of a file that is there. Where there is no room for one more, nothing is wrong with it."""
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        text = "No more files can be opened here now"
+        return MediaError("guard_unavailable", text, permanent=False)
+    return MediaError("forbidden", "The file cannot be opened")
 
 
 def _rebuild(

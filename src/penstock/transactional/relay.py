@@ -230,9 +230,19 @@ class Relay(AsyncClosing):
             on_failure=self._outage.met,
             rest=self._rest,
         )
-        for left in (held, await self._in_hand()):
-            if left is not None:
-                await self._settle(left.claim, Outcomes())
+        await self._give_back(held)
+
+    async def _give_back(self, held: _Held | None) -> None:
+        """What is not published, so that others need not wait until it is nobody's."""
+        try:
+            for left in (held, await self._in_hand()):
+                if left is not None:
+                    await self._settle(left.claim, Outcomes())
+        except PenstockError as error:
+            _log.warning(
+                "Relay %s could not give back what it has not sent; others have it in %g s: %s",
+                *(self.name, self._lease, error),
+            )
 
     async def _next(self) -> _Held | None:
         if self._own is None:

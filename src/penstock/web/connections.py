@@ -24,7 +24,23 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-MOST_CONNECTIONS = 1000
+
+
+def most_connections(open_files: int) -> int:
+    """Where a process may have so many files open, -1 for any number: what it does for clients
+    takes some as well."""
+    return 1000 if open_files < 0 else min(1000, max(open_files - 200, open_files // 2))
+
+
+def _may_open() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows, which does not say.
+        return -1
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+MOST_CONNECTIONS = most_connections(_may_open())
 # Seconds that requests under way have at the end. The server itself waits a little longer.
 _GRACE = 2.5
 

@@ -1,6 +1,7 @@
 """Messages that are sent by whoever committed them: no claim, and as exact as with one."""
 
 import asyncio
+import gc
 
 import pytest
 from sqlalchemy import select
@@ -318,3 +319,21 @@ async def test_a_relay_that_runs_sends_what_others_commit_as_well(url):
         await scene.add_to(outbox, *drafts(1, start=1))
         relay.wake()
         await scene.drained()
+
+
+async def test_what_cannot_be_given_back_at_the_end_is_sent_by_others_later(url, way, caplog):
+    async def away(_):
+        raise UnavailableError("The database is away")
+
+    async with outbox_on(url) as scene:
+        async with scene.relay(poll=600.0, lease=0.5) as relay:
+            with relay.settling_in(away):
+                await scene.add_to(relay.held_outbox(), *drafts(3), way=way)
+                await relay.aclose()
+        del relay
+        gc.collect()  # A task whose failure nobody looked at says so when it is gone.
+        [told] = [one.getMessage() for one in caplog.records if one.levelname != "INFO"]
+        assert told.endswith("others have it in 0.5 s: The database is away")
+        async with scene.relay(poll=0.1):
+            await scene.drained()
+        assert ids(await scene.stored()) == ALL

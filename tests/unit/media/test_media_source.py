@@ -1,12 +1,14 @@
 """References stay inside the folder and out of the private network."""
 
 import os
-from contextlib import suppress
+import resource
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from penstock.media import MediaError, MediaSource
 from penstock.media.fetching.addresses import is_allowed
+from penstock.media.guard.children import Child, open_regular
 
 PUBLIC = ["93.184.216.34", "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 PRIVATE = [
@@ -212,3 +214,28 @@ async def test_a_listed_name_with_a_private_address_is_refused(address):
 
     source = MediaSource(hosts={"media.example"}, resolver=resolver)
     assert await reason_of(source, "https://media.example/a") == "forbidden"
+
+
+@contextmanager
+def no_room_for_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(first_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_where_no_more_files_can_be_opened_nothing_is_wrong_with_the_media(tmp_path):
+    source = MediaSource(tmp_path)
+    (tmp_path / "good.mp3").write_bytes(b"good")
+    for way in (
+        lambda: source._open_file("good.mp3"),
+        lambda: open_regular(tmp_path / "good.mp3"),
+        Child,
+    ):
+        with no_room_for_files(), pytest.raises(MediaError) as caught:
+            way()
+        assert (caught.value.reason, caught.value.permanent) == ("guard_unavailable", False)

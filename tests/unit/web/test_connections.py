@@ -242,3 +242,10 @@ async def test_a_stream_ends_with_the_server_at_once_and_other_answers_are_compl
     await asyncio.sleep(2.9)  # Before the server cancels what is left.
     assert stuck.wire.closed and stuck.left == 1
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("files", "connections_then"), [(20_000, 1000), (-1, 1000), (1024, 824), (256, 128), (10, 5)]
+)
+def test_connections_leave_room_for_other_files(files, connections_then):
+    assert connections.most_connections(files) == connections_then

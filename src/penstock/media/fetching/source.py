@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from penstock.media.errors import MediaError
+from penstock.media.errors import MediaError, cannot_open
 from penstock.media.fetching.addresses import Resolver, is_allowed, resolve
 
 MOST_REDIRECTS = 5
@@ -170,8 +170,8 @@ class MediaSource:
                     descriptor = os.open(part, flags, dir_fd=parent)
                 finally:
                     os.close(parent)
-        except OSError:
-            raise MediaError("forbidden", "The file cannot be opened") from None
+        except OSError as error:
+            raise cannot_open(error) from None
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode) and status.st_size <= self._max_bytes:
             return descriptor

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.media.errors import MediaError
+from penstock.media.errors import MediaError, cannot_open
 from penstock.media.guard.child_main import HEADER, HELLO, REQUEST, Request
 
 _BOOT = (
@@ -34,7 +34,7 @@ def open_regular(path: Path | str) -> int:
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
             raise MediaError("not_found", "There is no such file") from None
-        raise MediaError("forbidden", "The file cannot be opened") from None
+        raise cannot_open(error) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise MediaError("forbidden", "Only regular files are read")
@@ -45,7 +45,10 @@ class Child:
     """One warm process and the socket to it. Not thread-safe, except for `abort`."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _unavailable() from error
         self._socket = ours
         self.jobs = 0
         try:
