@@ -44,8 +44,9 @@ def sink_counts() -> Mapping[str, SinkCount]:
         with counts_file().open("rb") as file:
             flock(file, LOCK_SH)
             return _read(file.read())
-    except FileNotFoundError:
-        # Whoever tidies up temporary folders does not take the other metrics away.
+    except (FileNotFoundError, msgspec.DecodeError):
+        # Whoever tidies up temporary folders, or fills them so that a part of it was written, does
+        # not take the other metrics away.
         return {}
 
 
@@ -54,8 +55,9 @@ def count_sunk(topic: str, rows: int, duplicates: int) -> None:
     place = os.environ.get(PLACE)
     if place is None:
         return
-    # Counting is not worth a batch: the driver that made the file may have ended.
-    with suppress(OSError), Path(place).open("r+b") as file:
+    # Counting is not worth a batch: the driver that made the file may have ended, or the disk is
+    # full and a part of the file was written.
+    with suppress(OSError, msgspec.DecodeError), Path(place).open("r+b") as file:
         flock(file, LOCK_EX)
         sums = _read(file.read())
         before = sums.get(topic, SinkCount())

@@ -5,7 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.spark.session.ending import stopping
@@ -32,6 +32,17 @@ def spark():
     yield made
     made.jvm.kill()
     made.jvm.communicate()
+
+
+def test_a_jvm_that_is_still_ending_when_its_session_is_stopped_is_waited_for(spark, monkeypatch):
+    def stop():
+        spark.jvm.terminate()
+        raise Py4JError("org.apache.spark.sql.classic.SparkSession does not exist in the JVM")
+
+    monkeypatch.setattr(spark, "stop", stop)
+    with pytest.raises(UnavailableError, match="JVM ended by signal 15"):
+        with stopping(spark):
+            pass
 
 
 def test_a_jvm_that_was_killed_is_the_error_and_not_what_followed_from_it(spark):

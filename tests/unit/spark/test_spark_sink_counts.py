@@ -68,6 +68,16 @@ def test_a_batch_is_committed_though_nobody_counts_any_more(file):
     assert sink_counts() == {}
 
 
+@pytest.mark.usefixtures("committing")
+def test_a_batch_is_committed_though_a_full_disk_took_a_part_of_the_counts(file):
+    count_sunk("orders", 9, 1)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3])
+    count_sunk("orders", 9, 1)
+    assert file.read_bytes() == whole[:-3]
+    assert sink_counts() == {}
+
+
 def test_nothing_is_counted_for_a_session_of_somebody_else():
     count_sunk("orders", 9, 1)
     assert sink_counts() == {}

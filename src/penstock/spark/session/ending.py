@@ -46,9 +46,11 @@ def _jvm_of(spark: SparkSession) -> Popen[bytes] | None:
 
 def _answer_of(jvm: Popen[bytes], error: Exception) -> int | None:
     """None when it runs, so that the error is about something else."""
-    from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
-    if isinstance(error, ConnectionError | Py4JNetworkError):
+    # What Java raised was said by a JVM that runs; of one that is ending, classes do not exist.
+    is_gone = isinstance(error, ConnectionError | Py4JError)
+    if is_gone and not isinstance(error, Py4JJavaError):
         with suppress(TimeoutExpired):
             return jvm.wait(_MOMENTS)
     return jvm.poll()
