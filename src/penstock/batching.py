@@ -93,6 +93,15 @@ class GroupCommit(Generic[Item, Result]):
     async def do(self, item: Item) -> Result:
         return await self.ask(item)
 
+    async def do_next(self, item: Item) -> Result:
+        """`do`, in the next call that is made, however many items wait already."""
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._answers = [(0, answer), *((at + 1, other) for at, other in self._answers)]
+        self._waiting.insert(0, item)
+        if self._task is None:
+            self._begin()
+        return await answer
+
     async def finished(self, timeout: float | None = None) -> bool:
         """Wait until nothing waits and no call runs, at most `timeout` seconds; False: not yet."""
         if self._task is not None and self._task.done():

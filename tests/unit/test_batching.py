@@ -223,3 +223,19 @@ async def test_what_may_be_repeated_is_done_though_all_tasks_were_cancelled(turn
     assert await commit.finished()
     assert await asyncio.gather(*asked) == [0, 2, 4]
     assert acts.batches == [[0, 1]] * turns + [[0, 1], [2]]
+
+
+async def test_what_is_done_next_waits_for_the_running_call_alone():
+    acts = Acts()
+    commit = GroupCommit(acts, most=2)
+    calls = [asyncio.ensure_future(commit.do(n)) for n in range(6)]
+    await asyncio.sleep(0)
+    calls[3].cancel()
+    calls.append(asyncio.ensure_future(commit.do_next(10)))
+    await asyncio.sleep(0)
+    acts.gate.set()
+    *answers, urgent = await asyncio.gather(*calls, return_exceptions=True)
+    assert urgent == 20 and isinstance(answers.pop(3), asyncio.CancelledError)
+    assert answers == [0, 2, 4, 8, 10]
+    assert acts.batches == [[0, 1], [10, 2], [4], [5]]
+    assert await commit.do_next(7) == 14

@@ -96,7 +96,7 @@ class Uploads:
                         raise self._too_large()
                     await asyncio.to_thread(write, chunk)
                 if size == 0:
-                    raise InvalidArgumentError("The upload is empty")
+                    raise InvalidArgumentError("The upload is empty; is that the right file?")
                 file.flush()
                 await asyncio.to_thread(os.fsync, file.fileno())
             upload_id = f"med_{digest.hexdigest()[:32]}.{extension}"

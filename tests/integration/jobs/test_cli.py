@@ -282,7 +282,8 @@ class Impostor(http.server.BaseHTTPRequestHandler):
             kind.streams += 1
             if kind.streams == kind.completes_after:
                 kind.stage = "TranscriptComplete"
-            self._answer(b": watching\r\n\r\n", "text/event-stream")
+            news = b"event: job\r\ndata: %b\r\n\r\n" % self._job() if kind.streams == 1 else b""
+            self._answer(b": watching\r\n\r\n" + news, "text/event-stream")
         else:
             self._answer(self._job())
 
@@ -340,6 +341,14 @@ def test_who_watches_for_a_script_writes_a_line_for_each_change_and_nothing_else
         ended = command_here("jobs", "watch", "job_" + "a" * 32, "--json", PENSTOCK_API_URL=address)
     told = [json.loads(line) for line in ended.out.splitlines()]
     assert ended.code == 0 and [one["stage"] for one in told] == ["Queued", "TranscriptComplete"]
+
+
+def test_who_watches_all_jobs_hears_what_became_of_those_under_way_while_the_api_was_away():
+    with impostor(completes_after=2) as address:
+        words = ("jobs", "watch", "--json", "--patience", "1")
+        ended = command_here(*words, PENSTOCK_API_URL=address)
+    told = [json.loads(line)["stage"] for line in ended.out.splitlines()]
+    assert told == ["Queued", "TranscriptComplete"]
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"jobs": [1]}'])

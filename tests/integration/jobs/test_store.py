@@ -389,3 +389,17 @@ async def test_what_is_done_together_shares_the_transaction_of_what_changes(data
             adding = asyncio.ensure_future(store.add(NewJob(job=job, source="a.wav")))
             await asyncio.gather(adding, store.do_together(work))
     assert seen == [([job.job_id], 0)] and told == [""]
+
+
+async def test_what_is_done_together_waits_for_no_other_transaction(database_url):
+    """There may be more changes than one takes, and more of them all the time."""
+    told = []
+
+    async def work(_):
+        told.append("work")
+
+    async with Database(database_url) as database:
+        async with ProcessingJobStore(database, on_commit=lambda: told.append("changes")) as store:
+            adding = [store.add(NewJob(job=new_job(), source="a.wav")) for _ in range(600)]
+            await asyncio.gather(*adding, store.do_together(work))
+    assert told[0] == "work" and told.count("changes") > 1

@@ -78,7 +78,7 @@ def follow(
                     if change is not None:
                         following.show(change)
                     else:
-                        for job_id in wanted:
+                        for job_id in wanted or following.under_way():
                             following.show(client.job(job_id))
                     if wanted and all(job_id in following.ended for job_id in wanted):
                         return following
@@ -126,6 +126,10 @@ class Following:
     @property
     def all_complete(self) -> bool:
         return all(self.ended.get(job_id) == self._stages[-1] for job_id in self._wanted)
+
+    def under_way(self) -> list[str]:
+        """Of those that were heard of."""
+        return [job_id for job_id in self.jobs if job_id not in self.ended]
 
     def show(self, job: dict[str, Any]) -> None:
         job_id, stage = job["jobId"], job["stage"]

@@ -175,7 +175,8 @@ class ProcessingJobStore:
         for at, (change, _) in enumerate(wanted):
             places.setdefault(change, []).append(at)
         answers: list[Any] = [None] * len(wanted)
-        for change, of_it in places.items():
+        # Something else comes last: it sees what changed, whoever came first.
+        for change, of_it in sorted(places.items(), key=lambda kind: kind[0] == self._do_each):
             given = await change(connection, [wanted[at][1] for at in of_it])
             for at, answer in zip(of_it, given, strict=True):
                 answers[at] = answer
@@ -187,8 +188,9 @@ class ProcessingJobStore:
 
     async def do_together(self, work: Work) -> None:
         """Something else, in the transaction of whatever changes next; done again in one of its own
-        if that fails."""
-        await self._changes.do((self._do_each, work))
+        if that fails. It waits for no other change: there may be more than one transaction takes,
+        and what was sent has to be marked before the claim on it ends."""
+        await self._changes.do_next((self._do_each, work))
 
     async def _do_each(self, connection: AsyncConnection, works: Sequence[Work]) -> Sequence[None]:
         for work in works:
