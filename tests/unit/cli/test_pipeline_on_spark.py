@@ -1,5 +1,6 @@
 """`penstock pipeline`: what is wrong is said in one line, and before Spark is started."""
 
+import signal
 import socket
 from contextlib import nullcontext
 
@@ -131,6 +132,26 @@ def test_settings_of_spark_reach_the_session(started, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     (_, master), options = started[0]
     assert (master, options["config"]["spark.executor.memory"]) == ("local", "4g")
+
+
+def test_ctrl_c_while_the_session_is_stopped_is_no_traceback(tmp_path, monkeypatch):
+    class Session:
+        def stop(self):
+            signal.raise_signal(signal.SIGINT)
+
+    class Ended:
+        def __init__(self, *_):
+            pass
+
+        def run(self):
+            pass
+
+        stop = lacks = run
+
+    monkeypatch.setattr("penstock.spark.session", lambda *_, **__: Session())
+    monkeypatch.setattr("penstock.spark.jobs.pipeline.SparkPipeline", Ended)
+    done = invoke(tmp_path, monkeypatch)
+    assert done.exit_code == 0, done.output
 
 
 def test_it_is_ready_only_while_no_query_fails(started, tmp_path, monkeypatch):
