@@ -181,8 +181,8 @@ def _run(
     spark = session(
         "penstock pipeline", how.master, remote=how.remote, config=config, log_level="ERROR"
     )
-    # Spark has a handler of its own for Ctrl-C, which comes with the session and ends its jobs. It is
-    # not to be heard while the session is stopped either: it calls the JVM inside a call.
+    # Spark has a handler of its own for Ctrl-C, which comes with the session and ends its jobs.
+    # It is not to be heard while the session is stopped either: it calls the JVM inside a call.
     with Ending(drain=None, code=1) as ending, stopping(spark):
         try:
             add_modules(spark, modules)
