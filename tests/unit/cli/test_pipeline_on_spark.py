@@ -1,5 +1,7 @@
 """`penstock pipeline`: what is wrong is said in one line, and before Spark is started."""
 
+import logging
+import signal
 import socket
 from contextlib import nullcontext
 
@@ -131,6 +133,41 @@ def test_settings_of_spark_reach_the_session(started, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     (_, master), options = started[0]
     assert (master, options["config"]["spark.executor.memory"]) == ("local", "4g")
+
+
+def test_ctrl_c_while_the_session_is_stopped_is_no_traceback(tmp_path, monkeypatch):
+    class Session:
+        def stop(self):
+            signal.raise_signal(signal.SIGINT)
+
+    class Ended:
+        def __init__(self, *_):
+            pass
+
+        def run(self):
+            pass
+
+        stop = lacks = run
+
+    monkeypatch.setattr("penstock.spark.session", lambda *_, **__: Session())
+    monkeypatch.setattr("penstock.spark.jobs.pipeline.SparkPipeline", Ended)
+    done = invoke(tmp_path, monkeypatch)
+    assert done.exit_code == 0, done.output
+
+
+def test_ctrl_c_while_a_history_is_read_is_not_told_of(started, monkeypatch, caplog):
+    def interrupt(*_, **__):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            logging.getLogger().exception("while sending command")  # As py4j does it.
+            raise
+
+    monkeypatch.setattr("penstock.spark.jobs.history.check_there", lambda _: None)
+    monkeypatch.setattr("penstock.spark.jobs.analytics.open_history", interrupt)
+    assert CliRunner().invoke(pipeline, ["report", "history"]).exit_code == 130
+    assert started[-1] == "stopped"
+    assert not caplog.records
 
 
 def test_it_is_ready_only_while_no_query_fails(started, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import threading
 import pytest
 from pyspark import SparkContext
 
-from penstock.spark.session.launching import heeding_ctrl_c
+from penstock.spark.session.launching import heeding_ctrl_c, leaving_out_ctrl_c
 
 
 @pytest.fixture(autouse=True)
@@ -82,9 +82,10 @@ def interrupted_call(name, error):
         logging.getLogger(name).exception("while sending command")
 
 
+@pytest.mark.parametrize("within", [heeding_ctrl_c, leaving_out_ctrl_c])
 @pytest.mark.parametrize("name", ["py4j.clientserver", "py4j.java_gateway", None])
-def test_calls_that_were_interrupted_are_not_told_of_and_others_are(caplog, name):
-    with heeding_ctrl_c():
+def test_calls_that_were_interrupted_are_not_told_of_and_others_are(caplog, name, within):
+    with within():
         interrupted_call(name, KeyboardInterrupt())
         interrupted_call(name, RuntimeError("reentrant call inside <_io.BufferedReader name=6>"))
         assert not caplog.records

@@ -97,6 +97,7 @@ def report(
     from penstock.spark import session
     from penstock.spark.jobs.analytics import REPORTS, answer, check_reports, open_history
     from penstock.spark.jobs.history import check_there
+    from penstock.spark.session.launching import leaving_out_ctrl_c
 
     check_reports(which or ())
     check_there(history)
@@ -109,17 +110,18 @@ def report(
         config={"spark.sql.session.timeZone": "UTC"},
         log_level="ERROR",
     )
-    try:
-        open_history(spark, history, since=begin, until=end, pipeline=declared)
-        for name in which or REPORTS:
-            found = answer(spark, name, watermark=watermark)
-            rows = found.collect()
-            if json:
-                print_json({"report": name, "rows": plain(found.columns, rows)})
-            else:
-                show(Console(), REPORTS[name], found.columns, rows)
-    finally:
-        spark.stop()
+    with leaving_out_ctrl_c():
+        try:
+            open_history(spark, history, since=begin, until=end, pipeline=declared)
+            for name in which or REPORTS:
+                found = answer(spark, name, watermark=watermark)
+                rows = found.collect()
+                if json:
+                    print_json({"report": name, "rows": plain(found.columns, rows)})
+                else:
+                    show(Console(), REPORTS[name], found.columns, rows)
+        finally:
+            spark.stop()
 
 
 @pipeline.command()
@@ -182,7 +184,8 @@ def _run(
         "penstock pipeline", how.master, remote=how.remote, config=config, log_level="ERROR"
     )
     # Spark has a handler of its own for Ctrl-C, which comes with the session and ends its jobs.
-    with stopping(spark), Ending(drain=None, code=1) as ending:
+    # It is not to be heard while the session is stopped either: it calls the JVM inside a call.
+    with Ending(drain=None, code=1) as ending, stopping(spark):
         try:
             add_modules(spark, modules)
             made = SparkPipeline(spark, settings, chosen)

@@ -1,4 +1,4 @@
-"""Ctrl-C while Spark's JVM starts."""
+"""Ctrl-C while Spark's JVM starts, and while it is called."""
 
 from __future__ import annotations
 
@@ -31,6 +31,20 @@ def heeding_ctrl_c() -> Iterator[None]:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, heed)
+    try:
+        with leaving_out_ctrl_c():
+            yield
+    finally:
+        # A session has a handler of its own for it, which ends its jobs.
+        if signal.getsignal(signal.SIGINT) is heed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def leaving_out_ctrl_c() -> Iterator[None]:
+    """Leave out of the log, while entered, the calls that Ctrl-C interrupts: it is raised too."""
     for calls in _CALLS:
         calls.addFilter(_is_of_no_ctrl_c)
     try:
@@ -38,11 +52,6 @@ def heeding_ctrl_c() -> Iterator[None]:
     finally:
         for calls in _CALLS:
             calls.removeFilter(_is_of_no_ctrl_c)
-        # A session has a handler of its own for it, which ends its jobs.
-        if signal.getsignal(signal.SIGINT) is heed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked:
-        raise KeyboardInterrupt
 
 
 def _is_of_no_ctrl_c(record: logging.LogRecord) -> bool:
