@@ -40,7 +40,7 @@ def test_a_jvm_that_is_still_ending_when_its_session_is_stopped_is_waited_for(sp
         raise Py4JError("org.apache.spark.sql.classic.SparkSession does not exist in the JVM")
 
     monkeypatch.setattr(spark, "stop", stop)
-    with pytest.raises(UnavailableError, match="JVM ended by signal 15"):
+    with pytest.raises(UnavailableError, match="JVM ended by SIGTERM, which a signal"):
         with stopping(spark):
             pass
 

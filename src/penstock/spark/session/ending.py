@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from subprocess import Popen, TimeoutExpired
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 # A process that was killed closes its connections some moments before it has ended.
 _MOMENTS = 5.0
+# Java catches the signal and ends with a number of its own, unless that is too early.
+_TOLD_TO_END = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 @contextmanager
@@ -30,11 +33,17 @@ def stopping(spark: SparkSession) -> Iterator[None]:
         answer = None if jvm is None else _answer_of(jvm, error)
         if answer is None:
             raise
-        how = f"by signal {-answer}" if answer < 0 else f"with {answer}"
         raise UnavailableError(
-            f"Spark's JVM ended {how}, perhaps because memory was short; start again, and what "
-            "was begun goes on where it was"
+            f"Spark's JVM ended {_how(answer)}; start again, and what was begun goes on where it "
+            "was"
         ) from error
+
+
+def _how(answer: int) -> str:
+    if answer in _TOLD_TO_END:
+        return "by SIGTERM, which a signal to its whole group is too"
+    how = f"by signal {-answer}" if answer < 0 else f"with {answer}"
+    return f"{how}, perhaps because memory was short"
 
 
 def _jvm_of(spark: SparkSession) -> Popen[bytes] | None:
