@@ -354,6 +354,30 @@ async def test_a_server_ends_soon_after_its_last_user_was_killed(tmp_path, monke
     await eventually(lambda: not (tmp_path / "server.json").exists())
 
 
+@pytest.mark.parametrize("what", ["removed", "made again", "moved"])
+async def test_a_server_ends_soon_after_its_last_user_was_killed_and_its_folder_lost(
+    tmp_path, monkeypatch, what
+):
+    monkeypatch.setattr("penstock.brokers.nats.local.watch.GRACE", 0.3)
+    folder = tmp_path / "data"
+    local = LocalServer(folder)
+    pid = local.enter().pid
+    with a_process(USER, folder) as user:
+        local.leave()
+        await eventually(lambda: is_watched(folder))
+        await asyncio.sleep(0.5)  # It looks more often than that.
+        if what == "moved":
+            folder.rename(tmp_path / "elsewhere")
+        else:
+            shutil.rmtree(folder)
+        user.kill()
+    other = local.enter() if what == "made again" else None
+    await eventually(lambda: not server.alive(pid))
+    if other is not None:
+        assert other.lives
+        local.leave()
+
+
 async def test_a_kept_server_outlives_users_that_are_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.brokers.nats.local.watch.GRACE", 0.1)
     local = LocalServer(tmp_path)

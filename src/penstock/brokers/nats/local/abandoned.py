@@ -1,4 +1,4 @@
-"""`python -m penstock.brokers.nats.local.abandoned DIR`: stops a server that nobody uses."""
+"""`python -m penstock.brokers.nats.local.abandoned DIR PID`: stops a server that nobody uses."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.brokers.nats.local import process as server
 from penstock.brokers.nats.local.folder import LocalServer
+from penstock.brokers.nats.local.state import config_file, read_state
 from penstock.brokers.nats.local.watch import begin_watching
 from penstock.errors import PenstockError
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, pid: int) -> None:
     with suppress(PenstockError):  # It was moved or removed.
         if not LocalServer(folder).stop_if_abandoned():
             begin_watching(folder)
+    state = read_state(folder)
+    # One of a folder that is gone, in whose place there may be another by now.
+    if (state is None or state.pid != pid) and server.is_server(pid, config_file(folder)):
+        server.stop(pid)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

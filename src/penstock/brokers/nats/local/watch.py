@@ -8,6 +8,7 @@ becomes `abandoned.py`.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sys
 import time
@@ -50,17 +51,41 @@ def main(folder: Path, grace: float) -> None:
         if time.monotonic() > until:
             return
         time.sleep(0.05)
-    used = time.monotonic()
+    used, pid = time.monotonic(), 0
     while True:
+        # Where the folder was removed, nothing else is left to tell.
+        pid = _server(folder, pid)
         time.sleep(min(_LOOK_EVERY, grace))
         now = time.monotonic()
         if _in_use(lock, users):
             used = now
-        elif not (folder / "server.json").exists():
+        elif not (folder / "server.json").exists() and not _alive(pid):
             return  # It was stopped by the last who left.
         elif now - used >= grace:
-            module = "penstock.brokers.nats.local.abandoned"
-            os.execv(sys.executable, [sys.executable, "-m", module, str(folder)])  # noqa: S606
+            words = ["-m", "penstock.brokers.nats.local.abandoned", str(folder), str(pid)]
+            os.execv(sys.executable, [sys.executable, *words])  # noqa: S606
+
+
+def _server(folder: Path, before: int) -> int:
+    """The process that is to end with its users; 0: none is."""
+    if (folder / "keep-running").exists():
+        return 0
+    try:
+        return int(json.loads((folder / "server.json").read_bytes())["pid"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return before
+
+
+def _alive(pid: int) -> bool:
+    if pid < 1:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _in_use(lock: int, users: int) -> bool:
