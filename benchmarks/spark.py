@@ -152,7 +152,7 @@ class Ways:
         return (time.perf_counter() - began) / PUBLISHED
 
     async def managed(self) -> float:
-        ways = Publishers(self.port, PUBLISHED)
+        ways = Publishers(self.port, PUBLISHED, window=512)
         return await ways.managed()
 
     async def few_rows(self) -> float:
