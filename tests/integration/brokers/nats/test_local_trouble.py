@@ -359,28 +359,72 @@ async def test_a_server_ends_soon_after_its_last_user_was_killed(tmp_path, monke
     await eventually(lambda: not (tmp_path / "server.json").exists())
 
 
-@pytest.mark.parametrize("what", ["removed", "made again", "moved"])
+@pytest.mark.parametrize("what", ["removed", "moved"])
 async def test_a_server_ends_soon_after_its_last_user_was_killed_and_its_folder_lost(
     tmp_path, monkeypatch, what
 ):
     monkeypatch.setattr("penstock.brokers.nats.local.watch.GRACE", 0.3)
     folder = tmp_path / "data"
-    local = LocalServer(folder)
-    pid = local.enter().pid
-    with a_process(USER, folder) as user:
-        local.leave()
-        await eventually(lambda: is_watched(folder))
-        await asyncio.sleep(0.5)  # It looks more often than that.
-        if what == "moved":
-            folder.rename(tmp_path / "elsewhere")
-        else:
-            shutil.rmtree(folder)
-        user.kill()
-    other = local.enter() if what == "made again" else None
+    pid, user = await used_by_another(folder)
+    with user:
+        lose(folder, tmp_path / "elsewhere" if what == "moved" else None)
     await eventually(lambda: not server.alive(pid))
-    if other is not None:
-        assert other.lives
-        local.leave()
+
+
+@pytest.mark.parametrize("killed", ["before", "after"])
+async def test_the_server_of_a_folder_that_was_made_again_is_not_taken_for_the_one_before(
+    tmp_path, monkeypatch, killed
+):
+    # It is looked at every second.
+    monkeypatch.setattr("penstock.brokers.nats.local.watch.GRACE", 2.5)
+    folder = tmp_path / "data"
+    pid, user = await used_by_another(folder)
+    other = LocalServer(folder)
+    with user as process:
+        lose(folder)
+        if killed == "before":
+            process.kill()
+        state = other.enter()
+    assert state.pid != pid
+    await eventually(lambda: not server.alive(pid))
+    assert state.lives
+    other.leave()
+    assert not state.lives
+
+
+async def test_nothing_is_written_into_a_folder_in_whose_place_a_server_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.brokers.nats.local.watch.GRACE", 0.3)
+    folder = tmp_path / "data"
+    pid, user = await used_by_another(folder)
+    with user:
+        lose(folder)
+        folder.mkdir()
+    await eventually(lambda: not server.alive(pid))
+    assert not list(folder.iterdir())
+
+
+async def used_by_another(folder):
+    """The server's process, and a process that alone uses it, which is killed when it is left."""
+    local, users = LocalServer(folder), contextlib.ExitStack()
+    pid = local.enter().pid
+    process = users.enter_context(a_process(USER, folder))
+    local.leave()
+    await eventually(lambda: is_watched(folder))
+    await asyncio.sleep(0.5)  # It is looked at before.
+
+    @contextlib.contextmanager
+    def user():
+        with users:
+            yield process
+
+    return pid, user()
+
+
+def lose(folder, to=None):
+    if to is not None:
+        folder.rename(to)
+    else:
+        shutil.rmtree(folder)
 
 
 async def test_a_kept_server_outlives_users_that_are_killed(tmp_path, monkeypatch):

@@ -14,10 +14,11 @@ from penstock.errors import PenstockError
 
 
 def main(folder: Path, pid: int) -> None:
-    with suppress(PenstockError):  # It was moved or removed.
-        if not LocalServer(folder).stop_if_abandoned():
-            begin_watching(folder)
     state = read_state(folder)
+    if state is not None:
+        with suppress(PenstockError):  # It was moved or removed.
+            if not LocalServer(folder).stop_if_abandoned():
+                begin_watching(folder)
     # One of a folder that is gone, in whose place there may be another by now.
     if (state is None or state.pid != pid) and server.is_server(pid, config_file(folder)):
         server.stop(pid)

@@ -53,8 +53,9 @@ def main(folder: Path, grace: float) -> None:
         time.sleep(0.05)
     used, pid = time.monotonic(), 0
     while True:
-        # Where the folder was removed, nothing else is left to tell.
-        pid = _server(folder, pid)
+        # Where the folder was removed, nothing else is left to tell. Another may be in its place.
+        if _is_here(folder, lock):
+            pid = _server(folder, pid)
         time.sleep(min(_LOOK_EVERY, grace))
         now = time.monotonic()
         if _in_use(lock, users):
@@ -64,6 +65,13 @@ def main(folder: Path, grace: float) -> None:
         elif now - used >= grace:
             words = ["-m", "penstock.brokers.nats.local.abandoned", str(folder), str(pid)]
             os.execv(sys.executable, [sys.executable, *words])  # noqa: S606
+
+
+def _is_here(folder: Path, lock: int) -> bool:
+    try:
+        return os.path.samestat((folder / "lock").stat(), os.fstat(lock))
+    except OSError:
+        return False
 
 
 def _server(folder: Path, before: int) -> int:
