@@ -114,7 +114,8 @@ class Protocol(H11Protocol):
 
     def shutdown(self) -> None:
         """Requests and answers may be completed for a while; a stream of events has no end."""
-        super().shutdown()
+        if not self.transport.is_closing():  # What was refused has said all it will.
+            super().shutdown()
         is_endless = self._has_begun_to_answer() and not self.conn.has_length
         self.loop.call_later(0.0 if is_endless else _GRACE, self._cut_off)
 

@@ -16,6 +16,9 @@ HOST = b"Host: here\r\n"
 ASK = b"GET /a HTTP/1.1\r\n" + HOST + b"\r\n"
 KNOWN = b"GET /known HTTP/1.1\r\n" + HOST + b"\r\n"
 LATER = b"GET /later HTTP/1.1\r\n" + HOST + b"\r\n"
+TWO_LENGTHS = (
+    b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"
+)
 BROKEN_BODY = b"POST /b HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"
 
 
@@ -173,7 +176,7 @@ async def test_what_comes_behind_a_body_is_no_header():
             b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", id="gzip"
         ),
         pytest.param(
-            b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+            TWO_LENGTHS,
             id="two lengths",
         ),
     ],
@@ -224,6 +227,14 @@ async def test_who_waits_for_an_answer_of_unknown_length_is_told_so_at_once():
     served.go_on.release()
     await settled()
     assert b"done" in served.wire.said
+
+
+async def test_a_connection_that_was_refused_does_not_hold_up_the_end_of_the_server():
+    served = Served()
+    await served.says(KNOWN)
+    await served.says(TWO_LENGTHS + b"\r\n0\r\n\r\n")
+    served.protocol.shutdown()
+    assert served.statuses == ["200", "400"] and served.wire.closed
 
 
 async def test_a_stream_ends_with_the_server_at_once_and_other_answers_are_completed(caplog):
