@@ -124,5 +124,12 @@ os._exit(int(any(os.fstat(number).st_rdev != nothing for number in range(3))))
 """
 
 
+def test_errors_keep_their_number_where_standard_files_are_closed():
+    code = "from penstock.cli.main import main; main()"
+    words = ["jobs", "status", "--api", "http://127.0.0.1:9"]
+    shell = ["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", code, *words]
+    assert subprocess.run(shell, timeout=60, check=False).returncode == 3
+
+
 def test_nothing_takes_the_place_of_standard_files_that_are_closed():
     assert subprocess.run([sys.executable, "-c", CLOSED], timeout=60, check=False).returncode == 0
