@@ -94,7 +94,8 @@ class GroupCommit(Generic[Item, Result]):
         return await self.ask(item)
 
     async def do_next(self, item: Item) -> Result:
-        """`do`, in the next call that is made, however many items wait already."""
+        """`do`, before all that waits already: in the next call that is made, unless more come so
+        than it takes."""
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._answers = [(0, answer), *((at + 1, other) for at, other in self._answers)]
         self._waiting.insert(0, item)

@@ -273,6 +273,7 @@ class Impostor(http.server.BaseHTTPRequestHandler):
     completes_after = None
     streams = 0
     body = None
+    is_wiped = False
 
     def do_GET(self):
         kind = type(self)
@@ -284,6 +285,8 @@ class Impostor(http.server.BaseHTTPRequestHandler):
                 kind.stage = "TranscriptComplete"
             news = b"event: job\r\ndata: %b\r\n\r\n" % self._job() if kind.streams == 1 else b""
             self._answer(b": watching\r\n\r\n" + news, "text/event-stream")
+        elif kind.is_wiped and kind.streams > 1:
+            self._answer(b'{"detail": "There is no such job"}', status=404)
         else:
             self._answer(self._job())
 
@@ -295,8 +298,8 @@ class Impostor(http.server.BaseHTTPRequestHandler):
         job = {"jobId": "job_" + "a" * 32, "mediaType": "audio", "stage": type(self).stage}
         return json.dumps(job | {"updatedAt": "2024-01-01T00:00:00Z"}).encode()
 
-    def _answer(self, body, kind="application/json"):
-        self.send_response(200)
+    def _answer(self, body, kind="application/json", status=200):
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -349,6 +352,13 @@ def test_who_watches_all_jobs_hears_what_became_of_those_under_way_while_the_api
         ended = command_here(*words, PENSTOCK_API_URL=address)
     told = [json.loads(line)["stage"] for line in ended.out.splitlines()]
     assert told == ["Queued", "TranscriptComplete"]
+
+
+def test_who_watches_all_jobs_goes_on_though_one_of_them_is_gone():
+    with impostor(is_wiped=True) as address:
+        words = ("jobs", "watch", "--json", "--patience", "1")
+        ended = command_here(*words, PENSTOCK_API_URL=address)
+    assert "keeps ending" in ended.err
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"jobs": [1]}'])

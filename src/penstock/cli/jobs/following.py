@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from penstock.errors import UnavailableError
+from penstock.errors import NotFoundError, UnavailableError
 from penstock.retrying import Failures, Persistence, always
 from penstock.rules.backoff import Backoff
 
@@ -78,8 +79,10 @@ def follow(
                     if change is not None:
                         following.show(change)
                     else:
-                        for job_id in wanted or following.under_way():
+                        for job_id in wanted:
                             following.show(client.job(job_id))
+                        if not wanted:
+                            following.look_at_those_under_way(client)
                     if wanted and all(job_id in following.ended for job_id in wanted):
                         return following
             except UnavailableError as error:
@@ -127,9 +130,11 @@ class Following:
     def all_complete(self) -> bool:
         return all(self.ended.get(job_id) == self._stages[-1] for job_id in self._wanted)
 
-    def under_way(self) -> list[str]:
-        """Of those that were heard of."""
-        return [job_id for job_id in self.jobs if job_id not in self.ended]
+    def look_at_those_under_way(self, client: Api) -> None:
+        """Of those that were heard of; one that is gone was not asked for."""
+        for job_id in [job_id for job_id in self.jobs if job_id not in self.ended]:
+            with suppress(NotFoundError):
+                self.show(client.job(job_id))
 
     def show(self, job: dict[str, Any]) -> None:
         job_id, stage = job["jobId"], job["stage"]
