@@ -97,8 +97,7 @@ class GroupCommit(Generic[Item, Result]):
         """`do`, before all that waits already: in the next call that is made, unless more come so
         than it takes."""
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._answers = [(0, answer), *((at + 1, other) for at, other in self._answers)]
-        self._waiting.insert(0, item)
+        self._put_first([item], [(0, answer)])
         if self._task is None:
             self._begin()
         return await answer
@@ -154,10 +153,14 @@ class GroupCommit(Generic[Item, Result]):
 
     def _take_back(self) -> None:
         """What was in the call waits again, before all that came since."""
-        count = len(self._batch)
-        later = [(at + count, answer) for at, answer in self._answers]
-        self._waiting, self._answers = [*self._batch, *self._waiting], [*self._calling, *later]
+        self._put_first(self._batch, self._calling)
         self._batch, self._calling = [], []
+
+    def _put_first(
+        self, items: list[Item], answers: list[tuple[int, asyncio.Future[Result]]]
+    ) -> None:
+        later = [(at + len(items), answer) for at, answer in self._answers]
+        self._waiting, self._answers = [*items, *self._waiting], [*answers, *later]
 
     def _forget(self) -> None:
         """Nobody waits for ever: who is left here was cancelled with the work itself."""

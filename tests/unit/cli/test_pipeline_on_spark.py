@@ -118,16 +118,19 @@ def test_what_spark_finds_wrong_is_one_line(started, tmp_path, monkeypatch):
     assert started[-1] == "stopped"
 
 
+class Ended:
+    """A pipeline with nothing to do."""
+
+    def __init__(self, *_):
+        pass
+
+    def run(self):
+        pass
+
+    stop = lacks = run
+
+
 def test_settings_of_spark_reach_the_session(started, tmp_path, monkeypatch):
-    class Ended:
-        def __init__(self, *_):
-            pass
-
-        def run(self):
-            pass
-
-        stop = lacks = run
-
     monkeypatch.setattr("penstock.spark.jobs.pipeline.SparkPipeline", Ended)
     done = invoke(tmp_path, monkeypatch, "--conf", "spark.executor.memory=4g", "--master", "local")
     assert done.exit_code == 0, done.output
@@ -139,15 +142,6 @@ def test_ctrl_c_while_the_session_is_stopped_is_no_traceback(tmp_path, monkeypat
     class Session:
         def stop(self):
             signal.raise_signal(signal.SIGINT)
-
-    class Ended:
-        def __init__(self, *_):
-            pass
-
-        def run(self):
-            pass
-
-        stop = lacks = run
 
     monkeypatch.setattr("penstock.spark.session", lambda *_, **__: Session())
     monkeypatch.setattr("penstock.spark.jobs.pipeline.SparkPipeline", Ended)

@@ -175,10 +175,7 @@ async def test_what_comes_behind_a_body_is_no_header():
         pytest.param(
             b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", id="gzip"
         ),
-        pytest.param(
-            TWO_LENGTHS,
-            id="two lengths",
-        ),
+        pytest.param(TWO_LENGTHS, id="two lengths"),
     ],
 )
 async def test_what_others_might_read_differently_is_refused(head):

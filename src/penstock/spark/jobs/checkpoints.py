@@ -13,8 +13,6 @@ from pathlib import Path
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
-_FILE = "file://"
-
 
 @contextmanager
 def holding_checkpoints(place: str, queries: Iterable[str]) -> Iterator[None]:
@@ -24,10 +22,12 @@ def holding_checkpoints(place: str, queries: Iterable[str]) -> Iterator[None]:
     The folder is made, and must be one that can be written. At an address, and where files cannot
     be locked, it is left to Spark.
     """
-    folder = Path(place.removeprefix(_FILE)).absolute()
-    if "://" in place and not place.startswith(f"{_FILE}/"):
+    if place.startswith("file:///"):
+        place = place.removeprefix("file://")
+    if "://" in place:
         yield
         return
+    folder = Path(place).absolute()
     with ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)

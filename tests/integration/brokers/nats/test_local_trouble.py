@@ -288,10 +288,7 @@ async def test_whoever_loses_the_folder_stops_the_server_all_the_same(tmp_path, 
     folder = tmp_path / "data"
     async with PubSub(f"local://{folder}") as pubsub:
         pid = (await pubsub.broker()).server.state().pid
-        if what == "moved":
-            folder.rename(tmp_path / "elsewhere")
-        else:
-            shutil.rmtree(folder)
+        lose(folder, what)
     assert not server.alive(pid)
     assert "is gone: it was moved or removed" in caplog.text
 
@@ -365,9 +362,8 @@ async def test_a_server_ends_soon_after_its_last_user_was_killed_and_its_folder_
 ):
     monkeypatch.setattr("penstock.brokers.nats.local.watch.GRACE", 0.3)
     folder = tmp_path / "data"
-    pid, user = await used_by_another(folder)
-    with user:
-        lose(folder, tmp_path / "elsewhere" if what == "moved" else None)
+    async with used_by_another(folder) as (pid, _):
+        lose(folder, what)
     await eventually(lambda: not server.alive(pid))
 
 
@@ -378,12 +374,11 @@ async def test_the_server_of_a_folder_that_was_made_again_is_not_taken_for_the_o
     # It is looked at every second.
     monkeypatch.setattr("penstock.brokers.nats.local.watch.GRACE", 2.5)
     folder = tmp_path / "data"
-    pid, user = await used_by_another(folder)
     other = LocalServer(folder)
-    with user as process:
-        lose(folder)
+    async with used_by_another(folder) as (pid, user):
+        lose(folder, "removed")
         if killed == "before":
-            process.kill()
+            user.kill()
         state = other.enter()
     assert state.pid != pid
     await eventually(lambda: not server.alive(pid))
@@ -395,34 +390,28 @@ async def test_the_server_of_a_folder_that_was_made_again_is_not_taken_for_the_o
 async def test_nothing_is_written_into_a_folder_in_whose_place_a_server_was(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.brokers.nats.local.watch.GRACE", 0.3)
     folder = tmp_path / "data"
-    pid, user = await used_by_another(folder)
-    with user:
-        lose(folder)
+    async with used_by_another(folder) as (pid, _):
+        lose(folder, "removed")
         folder.mkdir()
     await eventually(lambda: not server.alive(pid))
     assert not list(folder.iterdir())
 
 
+@contextlib.asynccontextmanager
 async def used_by_another(folder):
-    """The server's process, and a process that alone uses it, which is killed when it is left."""
-    local, users = LocalServer(folder), contextlib.ExitStack()
+    """The server's process, and the one that alone uses it, which is killed in the end."""
+    local = LocalServer(folder)
     pid = local.enter().pid
-    process = users.enter_context(a_process(USER, folder))
-    local.leave()
-    await eventually(lambda: is_watched(folder))
-    await asyncio.sleep(0.5)  # It is looked at before.
-
-    @contextlib.contextmanager
-    def user():
-        with users:
-            yield process
-
-    return pid, user()
+    with a_process(USER, folder) as user:
+        local.leave()
+        await eventually(lambda: is_watched(folder))
+        await asyncio.sleep(0.5)  # It is looked at before.
+        yield pid, user
 
 
-def lose(folder, to=None):
-    if to is not None:
-        folder.rename(to)
+def lose(folder, what):
+    if what == "moved":
+        folder.rename(folder.with_name("elsewhere"))
     else:
         shutil.rmtree(folder)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.brokers.nats.local.watch import is_running
 from penstock.errors import UnavailableError
 
 _log = logging.getLogger("penstock")
@@ -167,13 +168,4 @@ def alive(pid: int) -> bool:
     with suppress(ChildProcessError):
         if os.waitpid(pid, os.WNOHANG)[0] == pid:
             return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    with suppress(OSError, IndexError):
-        # One that has ended and that its parent has not collected yet is not alive.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
+    return is_running(pid)

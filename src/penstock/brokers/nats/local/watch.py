@@ -60,7 +60,7 @@ def main(folder: Path, grace: float) -> None:
         now = time.monotonic()
         if _in_use(lock, users):
             used = now
-        elif not (folder / "server.json").exists() and not _alive(pid):
+        elif not (folder / "server.json").exists() and not is_running(pid):
             return  # It was stopped by the last who left.
         elif now - used >= grace:
             words = ["-m", "penstock.brokers.nats.local.abandoned", str(folder), str(pid)]
@@ -84,7 +84,8 @@ def _server(folder: Path, before: int) -> int:
         return before
 
 
-def _alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """The process exists and has not ended. Here, because nothing of Penstock is loaded here."""
     if pid < 1:
         return False
     try:
@@ -92,8 +93,12 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass
-    return True
+        return True
+    try:
+        # One that has ended and that its parent has not collected yet does not run.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True
 
 
 def _in_use(lock: int, users: int) -> bool:
