@@ -94,10 +94,11 @@ def test_segments_follow_one_another_across_windows_and_end_with_the_recording(
 @pytest.mark.parametrize("name", ["garden.ogg", "coffee.flac"])
 def test_speech_in_no_language_that_the_model_knows_is_doubtful(name, transcriber, tmp_path):
     """Backwards it is speech, and not English; a model that knows only English cannot tell which
-    language it is, and does not say that it is English."""
+    language it is, and does not say that it is English. Whether it makes words of it is chance: its
+    second try draws them."""
     sound = (decode_audio(str(FOLDER / name))[::-1] * 32_767).astype("<i2")
     transcript = transcriber.transcribe(write(tmp_path / "backwards.wav", sound))
-    assert transcript.segments and transcript.doubtful
+    assert transcript.doubtful
     assert transcript.language == "und"
     assert not transcriber.transcribe(FOLDER / name).doubtful
 
