@@ -7,6 +7,7 @@ past its deadline.
 import asyncio
 import contextlib
 import re
+import time
 
 import pytest
 
@@ -164,6 +165,34 @@ async def test_a_half_open_connection_ends_every_flight_by_its_deadline(server):
                     await flight.ack
                 assert flight.state is FlightState.TIMED_OUT
             proxy.thaw()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_large_messages_and_a_slow_handler_do_not_cost_the_connection(server, ordered):
+    """A server holds back 64 MB for a client, and ends its connection when that is not enough."""
+    name = f"large-{int(ordered)}"
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic(name).create()
+        try:
+            sub = await topic.subscription("billing", message_ordering=ordered).create()
+            for n in range(120):
+                await topic.publish_message(bytes(1_000_000), ordering_key=f"key-{n % 7}")
+            errors, attempts = [], []
+
+            def handle(message):
+                attempts.append(message.delivery_attempt)
+                time.sleep(0.01)
+                message.ack()
+
+            sub.on("error", errors.append)
+            sub.on("message", handle)
+            sub.open()
+            await eventually(lambda: len(attempts) == 120)
+            await sub.close()
+            assert attempts == [1] * 120
+            assert not errors
+        finally:
+            await topic.delete()
 
 
 async def test_one_byte_a_second_is_an_outage_not_a_hang(server):

@@ -201,6 +201,7 @@ class Pulling:
         self._names = itertools.count(1)
         self._idle: list[Inbox] = []
         self._busy: set[Inbox] = set()
+        self._asked_bytes = 0
         # By the key of a consumer: those of whose requests one is watched, and those that had
         # nothing more when they last sent something.
         self._watched: set[tuple[str, str]] = set()
@@ -269,13 +270,17 @@ class Pulling:
         max_messages = min(max_messages, limits.messages or max_messages)
         if limits.unsettled:
             max_messages = min(max_messages, max(1, limits.unsettled // _SIDE_BY_SIDE))
-        max_bytes = min(max_bytes, limits.size or max_bytes)
+        max_bytes = min(max_bytes, limits.size or max_bytes, self._share())
         wait = min(wait, limits.seconds or wait)
         if limits.unsettled:
             # A request is not ended before some are settled, and those may be the ones that came
             # for it.
             inbox.quiet_after, inbox.hand_over = _QUIET, None
-        raws = await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
+        self._asked_bytes += max_bytes
+        try:
+            raws = await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
+        finally:
+            self._asked_bytes -= max_bytes
         if inbox.is_caught_up:
             if len(self._caught_up) >= _REMEMBERED:
                 self._caught_up.clear()
@@ -283,6 +288,13 @@ class Pulling:
         elif inbox.is_caught_up is False:
             self._caught_up.discard(consumer.key)
         return raws
+
+    def _share(self) -> int:
+        """Bytes that another request may ask for. A server ends a connection on which more waits to
+        be read than it is told to hold back, 64 MB in general, and lends what it held to others
+        when its deadline has passed: so all requests together ask for half of that."""
+        share = min(_UNREAD // _REQUESTS, (_UNREAD - self._asked_bytes) // 2)
+        return max(share, self._wire.max_payload + _NAMES)
 
     def give_back(self, replies: list[bytes]) -> None:
         """Nobody looks at these deliveries; without waiting, and lost with the connection, in
@@ -453,6 +465,11 @@ class Pulling:
             inbox.fail(error)
 
 
+# Bytes that requests ask for together, those of several subscriptions too; what one of them may
+# ask for while few others do; and what counts beside a message: subjects.
+_UNREAD = 32 * 2**20
+_REQUESTS = 8
+_NAMES = 8192
 # Of so many consumers it is known that they had nothing more; nobody says when one was deleted. One
 # that is forgotten is asked for many messages once more.
 _REMEMBERED = 10_000
