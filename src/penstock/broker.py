@@ -415,7 +415,7 @@ class Mark(NamedTuple):
 
 
 Take: TypeAlias = Callable[[Sequence[Delivery]], None]
-"""Called with what a pull brought."""
+"""Called with what a pull brings, or with a part of it."""
 
 
 class HandsOver(Protocol):
@@ -425,9 +425,10 @@ class HandsOver(Protocol):
     async def pull_to(
         self, take: Take, subscription: str, *, max_messages: int, max_bytes: int, wait: float
     ) -> Sequence[Delivery]:
-        """As `Broker.pull`, but that `take` may be called, once, with what would be returned; then
-        nothing is. What was taken stays so, however this ends. `take` does not wait for anything,
-        and what it raises is raised here."""
+        """As `Broker.pull`, but that `take` may be called before, with one part after the other of
+        what comes; returned is what follows them, if anything does. What was taken stays so,
+        however this ends. `take` does not wait for anything, and what it raises is raised here.
+        """
         ...
 
 

@@ -62,18 +62,43 @@ class Window:
     def room_bytes(self) -> int:
         return max(0, self.max_bytes - self.bytes - self.reserved_bytes)
 
-    def reserve(self, messages: int, size: int) -> None:
-        self.reserved += messages
-        self.reserved_bytes += size
-
-    def unreserve(self, messages: int, size: int) -> None:
-        self.reserved -= messages
-        self.reserved_bytes -= size
-
     def take(self, messages: int, size: int) -> None:
+        """What comes without having been asked for."""
         self.messages += messages
         self.bytes += size
 
     def release(self, messages: int, size: int) -> None:
         self.messages -= messages
         self.bytes -= size
+
+
+class Room:
+    """What is kept of a window for a batch that was asked for, until it has come."""
+
+    __slots__ = ("_window", "asked", "messages", "size")
+
+    def __init__(self, window: Window, messages: int, size: int) -> None:
+        self._window = window
+        self.asked = messages
+        self.messages = messages
+        """How many may still come; and bytes of them."""
+        self.size = size
+        window.reserved += messages
+        window.reserved_bytes += size
+
+    def use(self, messages: int, size: int) -> None:
+        """So much of it has come, and is in the window from now on."""
+        window = self._window
+        window.messages += messages
+        window.bytes += size
+        kept = min(size, self.size)  # One message may be larger than the room for it.
+        window.reserved -= messages
+        window.reserved_bytes -= kept
+        self.messages -= messages
+        self.size -= kept
+
+    def give_up(self) -> None:
+        """Nothing more will come."""
+        self._window.reserved -= self.messages
+        self._window.reserved_bytes -= self.size
+        self.messages = self.size = 0

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from penstock.broker import Broker
@@ -23,6 +24,7 @@ from penstock.clock import NS, Alarm
 from penstock.errors import ClosedError, FlowControlError, PenstockError
 from penstock.message import AckResponse, Delivery, Message, Record, Settlement, Verb
 from penstock.retrying import Persistence
+from penstock.rules.window import Room
 from penstock.subscribing.flow import Flow
 from penstock.subscribing.handlers import HandlerPool
 from penstock.subscribing.leases import LeaseBook, LeaseExtension
@@ -38,6 +40,7 @@ _LATE = 1.0
 _TURN = 0.05
 # On Python 3.11 finding a member in its enum takes longer than most of what is done with it.
 _NACK = Verb.NACK
+_ack_id, _record = attrgetter("ack_id"), attrgetter("record")
 
 
 class Deliveries:
@@ -134,7 +137,7 @@ class Deliveries:
         """Messages and bytes that the next pull may ask for."""
         return self._flow.share(unsent=len(self._settler), waiting=len(self._held))
 
-    def reserved(self, messages: int, size: int) -> AbstractContextManager[None]:
+    def reserved(self, messages: int, size: int) -> AbstractContextManager[Room]:
         """Keep room for a pull that runs."""
         return self._flow.reserved(messages, size)
 
@@ -163,13 +166,13 @@ class Deliveries:
 
     # Deliveries arrive and are handed over.
 
-    def accept(self, deliveries: Sequence[Delivery], asked: int) -> None:
-        """Take in hand what a pull for `asked` messages brought, and hand over what may go."""
-        if len(deliveries) > asked:
-            self._refuse(deliveries[asked:], asked)
-            deliveries = deliveries[:asked]
+    def accept(self, deliveries: Sequence[Delivery], room: Room) -> None:
+        """Take in hand what came for a pull that has so much room left; hand over what may go."""
+        if len(deliveries) > room.messages:
+            self._refuse(deliveries[room.messages :], room.asked)
+            deliveries = deliveries[: room.messages]
         now = self._clock.monotonic()
-        again = self._leases.known([delivery.ack_id for delivery in deliveries])
+        again = self._leases.known(map(_ack_id, deliveries))
         if again:
             # A server that was killed lends anew, and names alike, what it forgot to have lent: to
             # settle what is in hand settles both.
@@ -179,16 +182,19 @@ class Deliveries:
             return
         received = self._clock.time_ns() / NS
         messages = Message.of(deliveries, self._handlers.owner, received)
-        size = sum([_size(delivery.record) for delivery in deliveries])
-        self.window.take(len(messages), size)
-        self._send_all(self._leases.begin(messages, deliveries[0].ack_deadline, now))
+        size = sum(map(_size, map(_record, deliveries)))
+        room.use(len(messages), size)
+        told = self._leases.begin(messages, deliveries[0].ack_deadline, now)
+        if told:
+            self._send_all(told)
         if self._order is not None:
             messages, behind = self._order.enter(messages)
             self._leases.park(behind, now)
-        self._alarm.set(self._leases.next())
         self._held.extend(messages)
-        self._flow.changed()
         self._drain(now)
+        # Behind the handlers, which wait for neither: no alarm rings before they are through.
+        self._alarm.set(self._leases.next())
+        self._flow.changed()
         if self._held:
             self._park(islice(reversed(self._held), len(messages)))
 
@@ -303,8 +309,8 @@ class Deliveries:
         self.give_back(excess)
         self._source.report(
             FlowControlError(
-                f"Flow control: max messages exceeded: the broker sent {asked + len(excess)} for "
-                f"{asked} asked of subscription {self._source.name!r}; the rest was given back"
+                f"Flow control: max messages exceeded: the broker sent more than the {asked} that "
+                f"were asked of subscription {self._source.name!r}; {len(excess)} were given back"
             )
         )
 
@@ -410,7 +416,7 @@ class Deliveries:
         self.window.release(1, _size(message._delivery.record))
         if self._order is not None:
             self._leave_order(message, failed=failed)
-        if self._held:
+        if self._held and not self._drain_due:  # Asked here, too: it spares most a call.
             self._drain_soon()
         if self._flow.watched:
             self._flow.changed()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.message import MAX_DATA_BYTES
-from penstock.rules.window import FlowControl, Window
+from penstock.rules.window import FlowControl, Room, Window
 from penstock.subscribing.options import SubscriberOptions
 
 
@@ -19,6 +19,8 @@ class Flow:
 
     def __init__(self) -> None:
         self.window = Window(1, 1)
+        self.max_delivered = 1
+        """Messages that may be with handlers at once; what is fetched beyond that waits."""
         self.ahead: int | None = None
         self._control = FlowControl()
         self._streams = 1
@@ -29,15 +31,11 @@ class Flow:
     def configure(self, options: SubscriberOptions) -> None:
         streaming = options.streaming
         self._control = options.flow_control
+        self.max_delivered = self._control.max_messages
         self._streams = streaming.max_streams
         fetched_ahead = streaming.max_streams * streaming.high_water_mark
         self.window.max_messages = self._control.max_messages + fetched_ahead
         self.window.max_bytes = self._control.max_bytes
-
-    @property
-    def max_delivered(self) -> int:
-        """Messages that may be with handlers at once; what is fetched beyond that waits."""
-        return self._control.max_messages
 
     def full(self, waiting: int) -> bool:
         """As many messages as allowed are beyond waiting."""
@@ -69,13 +67,13 @@ class Flow:
         return (messages, size) if messages > 0 and size > 0 else (0, 0)
 
     @contextmanager
-    def reserved(self, messages: int, size: int) -> Iterator[None]:
+    def reserved(self, messages: int, size: int) -> Iterator[Room]:
         """Keep room for a pull that runs."""
-        self.window.reserve(messages, size)
+        room = Room(self.window, messages, size)
         try:
-            yield
+            yield room
         finally:
-            self.window.unreserve(messages, size)
+            room.give_up()
             self.changed()
 
     # Those who wait: pulls for room, a loop for messages, closing for the end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from penstock.config import check_duration
 from penstock.errors import InvalidArgumentError
@@ -44,6 +45,8 @@ _WHILE_PARKED = LeaseExtension(interval=600.0, jitter=0.0, max_total=3600.0)
 # A handler is not told of a deadline that is shorter by less than this, to spare the broker.
 _NEARLY = 0.9
 
+_ack_id = attrgetter("_delivery.ack_id")
+
 
 class LeaseBook:
     """The messages on loan to us by ack id, when each loan ends, and when to renew it.
@@ -60,6 +63,9 @@ class LeaseBook:
         self._extension: LeaseExtension | None = None
         self._messages: dict[str, Message] = {}
         self._expiry: Deadlines[str] = Deadlines()
+        # Loans that have begun since anybody asked when one ends, and when they do: those that a
+        # handler settles at once never need a place among the deadlines.
+        self._begun: list[tuple[float, list[str]]] = []
         self._renewal: Deadlines[str] = Deadlines()
         # Why a loan is renewed: it is extended or parked since then, or promised until then.
         self._extended_since: dict[str, float] = {}
@@ -96,9 +102,9 @@ class LeaseBook:
         """These are ours, for as long as we want or else as the broker granted."""
         self._granted = granted
         wanted = self.ack_deadline = self._wanted or granted
-        ack_ids = [message._delivery.ack_id for message in messages]
+        ack_ids = [*map(_ack_id, messages)]
         self._messages.update(zip(ack_ids, messages, strict=True))
-        self._expiry.add(now + wanted, ack_ids)
+        self._begun.append((now + wanted, ack_ids))
         if self._extension is not None:
             self._extended_since.update(dict.fromkeys(ack_ids, now))
             self._renewal.add(now + self._extension.pause(wanted), ack_ids)
@@ -110,6 +116,7 @@ class LeaseBook:
     def prolong(self, ack_id: str, seconds: float, now: float) -> Settlement:
         """Ours until `seconds` from now instead, if it is ours."""
         if ack_id in self._messages:
+            self._date()
             self._expiry.add(now + seconds, [ack_id])
             self._promise([ack_id], now, now + seconds)
         return Settlement(ack_id, Verb.EXTEND, seconds)
@@ -127,6 +134,7 @@ class LeaseBook:
         ack_id = message.ack_id
         self.parked.discard(ack_id)
         self._extended_since[ack_id] = now
+        self._date()
         ends = self._expiry.due(ack_id)
         if ends is None or ends - now > _NEARLY * self.ack_deadline:
             return []
@@ -153,6 +161,7 @@ class LeaseBook:
 
     def clear(self) -> None:
         self._messages.clear()
+        self._begun.clear()
         self._expiry.clear()
         self._renewal.clear()
         self._extended_since.clear()
@@ -163,6 +172,7 @@ class LeaseBook:
 
     def next(self) -> float | None:
         """When to look again for expired loans or due renewals."""
+        self._date()
         expiry, renewal = self._expiry.next(), self._renewal.next()
         if expiry is None or renewal is None:
             return renewal if expiry is None else expiry
@@ -170,6 +180,7 @@ class LeaseBook:
 
     def pop_expired(self, now: float) -> list[Message]:
         """Loans that have ended unsettled. Ask for `renewals` first."""
+        self._date()
         expired = []
         for ack_id in self._expiry.pop_due(now):
             expired.append(self._messages.pop(ack_id))
@@ -179,6 +190,7 @@ class LeaseBook:
     def renewals(self, now: float) -> tuple[list[Settlement], list[Message]]:
         """What to tell the broker before loans end that are to be kept; and the messages that
         have waited for too long, to be given back before they end."""
+        self._date()
         told, overdue = [], []
         for ack_id in self._renewal.pop_due(now):
             until = self._promised_until.get(ack_id, 0.0)
@@ -197,6 +209,14 @@ class LeaseBook:
                     overdue.append(self._messages[ack_id])
                 self._stop_renewing(ack_id)
         return told, overdue
+
+    def _date(self) -> None:
+        """Note when loans end that have begun and are not over."""
+        for ends, ack_ids in self._begun:
+            left = [*filter(self._messages.__contains__, ack_ids)]
+            if left:
+                self._expiry.add(ends, left)
+        self._begun.clear()
 
     def _extension_of(self, ack_id: str, now: float) -> LeaseExtension | None:
         since = self._extended_since.get(ack_id)

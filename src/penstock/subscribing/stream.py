@@ -244,13 +244,14 @@ class MessageStream:
         def take(pulled: Sequence[Delivery]) -> None:
             nonlocal came
             came = True
-            self._failures.clear()
+            if self._failures.count:
+                self._failures.clear()
             if puller.cancelling():
                 deliveries.give_back(pulled)
             else:
-                deliveries.accept(pulled, messages)
+                deliveries.accept(pulled, room)
 
-        with deliveries.reserved(messages, size):
+        with deliveries.reserved(messages, size) as room:
             pulled = await pull_to(
                 broker,
                 take,
@@ -259,9 +260,9 @@ class MessageStream:
                 max_bytes=size,
                 wait=_PULL_WAIT,
             )
-        if came:
-            return
-        take(pulled)
+            if came and not pulled:
+                return
+            take(pulled)
         # A broker that never has to wait must not keep others from running.
         await asyncio.sleep(0)
 

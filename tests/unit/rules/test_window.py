@@ -1,26 +1,52 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock import Backoff, FlowControl, RetryPolicy
 from penstock.errors import InvalidArgumentError
-from penstock.rules.window import Window
+from penstock.rules.window import Room, Window
 
 
 def test_reserved_room_is_not_room():
     window = Window(10, 100)
-    window.reserve(6, 50)
+    kept = Room(window, 6, 50)
     assert (window.room, window.room_bytes, window.full) == (4, 50, False)
-    window.unreserve(6, 50)
-    window.take(10, 40)
-    assert (window.room, window.room_bytes, window.full) == (0, 60, True)
+    kept.give_up()
+    assert (window.room, window.room_bytes, window.full) == (10, 100, False)
+    Room(window, 10, 100).use(10, 40)
+    assert (window.room, window.room_bytes, window.full) == (0, 0, True)
     window.release(1, 10)
-    assert (window.room, window.room_bytes, window.full) == (1, 70, False)
+    assert (window.room, window.room_bytes, window.full) == (1, 10, False)
 
 
 def test_a_window_is_full_by_bytes_alone():
-    window = Window(10, 100)
-    window.take(1, 150)
-    assert window.full
-    assert window.room_bytes == 0
+    asked, pushed = Window(10, 100), Window(10, 100)
+    Room(asked, 1, 100).use(1, 150)
+    pushed.take(1, 150)
+    for window in (asked, pushed):
+        assert window.full
+        assert (window.room_bytes, window.reserved_bytes) == (0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 60)), max_size=12), st.integers(0, 90))
+def test_room_that_is_kept_is_used_up_part_by_part_and_never_more_than_once(parts, size):
+    window = Window(20, 100)
+    other, kept = Room(window, 3, 10), Room(window, 12, size)
+    came = came_size = 0
+    for messages, of_part in parts:
+        if messages > kept.messages:
+            break
+        kept.use(messages, of_part)
+        came, came_size = came + messages, came_size + of_part
+        assert (window.messages, window.bytes) == (came, came_size)
+        assert window.reserved == 3 + 12 - came
+        assert window.reserved_bytes == 10 + max(0, size - came_size)
+        assert (kept.messages, kept.size) == (12 - came, max(0, size - came_size))
+    for _ in range(2):
+        kept.give_up()
+        assert (window.reserved, window.reserved_bytes) == (3, 10)
+    other.give_up()
+    assert (window.reserved, window.reserved_bytes) == (0, 0)
 
 
 def test_backoff_doubles_to_its_maximum_with_full_jitter():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -33,6 +33,7 @@ from penstock.brokers.nats.protocol.records import (
 from penstock.brokers.nats.releases import Releases
 from penstock.brokers.nats.snapshots import Snapshots
 from penstock.clock import Clock
+from penstock.config import SubscriptionConfig
 from penstock.errors import (
     InvalidArgumentError,
     PenstockError,
@@ -201,12 +202,13 @@ class NatsBroker:
             if consumer.config.dead_letter_policy is not None:
                 self._mover.watch(consumer)
                 self._releases.follow(consumer)
-            hand_over = self._handing_over(consumer, take) if take is not None else None
+            hand_over = _HandOver(self._catalogue, consumer, take) if take is not None else None
             try:
                 taken = await self._take(consumer, max_messages, max_bytes, remaining, hand_over)
             except SubscriptionNotFoundError as missing:
                 raise await self._confirmed(missing, subscription) from missing
-            if hand_over is not None and hand_over.done:
+            began = hand_over is not None and hand_over.began
+            if began and not taken:
                 return ()
             if not taken and consumer.config.push is not None:
                 # Nobody tells us when a push consumer is gone: it is just quiet.
@@ -214,7 +216,7 @@ class NatsBroker:
             # It may have been configured anew while we waited.
             consumer = self._catalogue.latest(consumer)
             deliveries = await self._sifted(consumer, taken)
-            if deliveries or self._clock.monotonic() >= until:
+            if deliveries or began or self._clock.monotonic() >= until:
                 self._remember(consumer, deliveries)
                 return deliveries
 
@@ -237,11 +239,7 @@ class NatsBroker:
             return await self._take_in_time(consumer, max_messages, max_bytes, wait)
         else:
             raws = await self._pulling.pull(consumer, max_messages, max_bytes, wait, hand_over)
-        return [_delivery(consumer, raw) for raw in raws]
-
-    def _handing_over(self, consumer: Consumer, take: Take) -> _HandOver:
-        # It may have been configured anew while we waited.
-        return _HandOver(lambda: self._catalogue.latest(consumer), take)
+        return _deliveries(consumer, raws)
 
     async def _take_in_time(
         self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
@@ -257,11 +255,11 @@ class NatsBroker:
         )
         age = asyncio.get_running_loop().time() - since
         if age < 2 * heartbeat:
-            return [_delivery(consumer, raw) for raw in raws]
+            return _deliveries(consumer, raws)
         late = msgspec.structs.replace
         return [
-            late(_delivery(consumer, raw), ack_deadline=deadline - age)
-            for raw in raws
+            late(delivery, ack_deadline=deadline - age)
+            for delivery in _deliveries(consumer, raws)
             if age < _NEARLY * deadline
         ]
 
@@ -505,21 +503,31 @@ class NatsBroker:
 class _HandOver:
     """Gives what comes to whoever takes it, if nothing has to be done with it before."""
 
-    __slots__ = ("_consumer", "_take", "done")
+    __slots__ = ("_catalogue", "_consumer", "_is_plain", "_take", "began")
 
-    def __init__(self, consumer: Callable[[], Consumer], take: Take) -> None:
+    def __init__(self, catalogue: Catalogue, consumer: Consumer, take: Take) -> None:
+        self._catalogue = catalogue
         self._consumer = consumer
+        self._is_plain = _is_plain(consumer.config)
         self._take = take
-        self.done = False
+        self.began = False
+        """Something was taken."""
 
     def __call__(self, raws: list[Raw]) -> bool:
-        consumer = self._consumer()
-        config = consumer.config
-        if config.filter or needs_loans(config):
+        consumer = self._catalogue.latest(self._consumer)
+        if consumer is not self._consumer:
+            # It was configured anew while we waited.
+            self._consumer, self._is_plain = consumer, _is_plain(consumer.config)
+        if not self._is_plain:
             return False
-        self.done = True
-        self._take([_delivery(consumer, raw) for raw in raws])
+        self.began = True
+        self._take(_deliveries(consumer, raws))
         return True
+
+
+def _is_plain(config: SubscriptionConfig) -> bool:
+    """Nothing has to be done with its messages before somebody takes them."""
+    return not config.filter and not needs_loans(config)
 
 
 def _says_missing(answer: Receipt | PublishFault) -> bool:
@@ -544,9 +552,15 @@ def _told(acks: list[tuple[bytes, bytes]]) -> list[tuple[int, bytes]]:
     ]
 
 
+def _deliveries(consumer: Consumer, raws: Sequence[Raw]) -> list[Delivery]:
+    topic, ack_deadline = consumer.config.topic, consumer.config.ack_deadline
+    deliveries = []
+    for subject, reply, block, payload in raws:
+        delivered, sequence, published_ns = parse_attempt(reply)
+        record = record_of(topic, subject, block, payload, sequence, published_ns)
+        deliveries.append(Delivery(record, reply.decode(), delivered, ack_deadline))
+    return deliveries
+
+
 def _delivery(consumer: Consumer, raw: Raw) -> Delivery:
-    config = consumer.config
-    subject, reply, block, payload = raw
-    delivered, sequence, published_ns = parse_attempt(reply)
-    record = record_of(config.topic, subject, block, payload, sequence, published_ns)
-    return Delivery(record, reply.decode(), delivered, config.ack_deadline)
+    return _deliveries(consumer, (raw,))[0]

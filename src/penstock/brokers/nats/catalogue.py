@@ -63,7 +63,10 @@ class Catalogue:
     def known_routes(self, topic: str) -> Routes | None:
         """What `routes` would answer at once; None when it would do more than that."""
         known = self._routes.get(topic)
-        return None if known is None or known.routed or self._lines.get(topic) else known
+        if known is None or known.routed:
+            return None
+        line = self._lines.get(topic)
+        return None if line is not None and line.standing else known
 
     async def routes(self, topic: str) -> Routes:
         """How a topic routes, told to those who ask in the order in which they do. A user who may
@@ -203,7 +206,7 @@ class Catalogue:
     def latest(self, consumer: Consumer) -> Consumer:
         """As it is known to be by now."""
         known = self._consumers.get((consumer.config.name, consumer.config.topic), consumer)
-        return known if known.key == consumer.key else consumer
+        return known if known is consumer or known.key == consumer.key else consumer
 
     def look_again(self, subscription: str) -> None:
         """Find out in passing whether somebody has changed a subscription that is in use."""

@@ -8,6 +8,7 @@ import pytest
 
 from penstock import DeadLetterPolicy, Draft, PreciseTime, PubSub, PushDelivery, Receipt
 from penstock.brokers.nats import catalogue
+from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -18,7 +19,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.message import AckResponse, PublishFault, Settlement, Verb
-from penstock.testing import run_real
+from penstock.testing import eventually, run_real
 from penstock.testing.faults import faulty_proxy
 from tests.support.servers import NatsServer
 
@@ -429,3 +430,35 @@ def test_a_handler_that_wants_the_program_to_end_keeps_nothing_from_the_next_one
     with pytest.raises(SystemExit):
         run_real(program())
     run_real(next_program())
+
+
+@pytest.mark.parametrize("half_way", [False, True])
+async def test_a_filter_is_kept_to_by_a_pull_that_waits_already(server, monkeypatch, half_way):
+    """Half way: a part of what it asked for was taken before. The server ends a request when it has
+    no more to send; this one it does not."""
+    ask = Pulling._ask
+
+    async def ask_for_all(*words, one_shot=True, **more):
+        return await ask(*words, one_shot=False, **more)
+
+    monkeypatch.setattr(Pulling, "_ask", ask_for_all)
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("late-filter").create()
+        try:
+            sub = await topic.subscription("billing").create()
+            broker, taken = await pubsub.broker(), []
+            pull = asyncio.ensure_future(
+                broker.pull_to(taken.extend, "billing", max_messages=3, max_bytes=10**7, wait=30)
+            )
+            if half_way:
+                await topic.publish_message(b"before")
+                await eventually(lambda: taken)
+            await sub.update(filter="attributes:wanted")
+            count = 2 if half_way else 3
+            for n in range(count):
+                await topic.publish_message(b"x", {"wanted": "1"} if n else {})
+            returned = [delivery.record.attributes for delivery in await pull]
+            assert returned == [{"wanted": "1"}] * (count - 1)
+            assert [delivery.record.data for delivery in taken] == [b"before"] * half_way
+        finally:
+            await topic.delete()

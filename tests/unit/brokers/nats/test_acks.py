@@ -12,7 +12,7 @@ from penstock.brokers.nats.aio.parser import LeanParser
 from penstock.brokers.nats.aio.publishing import Publishing
 from penstock.brokers.nats.aio.reply_names import TRIAL
 from penstock.brokers.nats.catalogue import Routes
-from penstock.errors import PermissionDeniedError, UnavailableError
+from penstock.errors import DeadlineExceededError, PermissionDeniedError, UnavailableError
 from penstock.message import Draft, PublishFault
 from penstock.testing import run_virtual, settled
 from tests.support.scenes import now
@@ -46,8 +46,18 @@ class Wire:
     def _other(self, *message):
         self._sink(*message)
 
-    async def write(self, parts, at_once=False):
-        self.replies.append(re.findall(rb"PUB \S+ (\S+) ", b"".join(parts)))
+    def write_now(self, data):
+        if len(self.replies) % 2:
+            return False  # As when the socket is behind.
+        self._take(data)
+        return True
+
+    async def write(self, parts):
+        await asyncio.sleep(0)
+        self._take(b"".join(parts))
+
+    def _take(self, data):
+        self.replies.append(re.findall(rb"PUB \S+ (\S+) ", data))
 
     def answer(self, reply, payload=b"ok"):
         """Somebody listens on the topic's subject too, and answers what is published there."""
@@ -63,9 +73,9 @@ class Wire:
         assert self.parser.feed(b"".join(stored)) == b""
 
 
-def publishing(*, alone=False):
+def publishing(*, alone=False, prefix="_INBOX.ours"):
     wire = Wire()
-    options = SimpleNamespace(inbox_prefix="_INBOX.ours", timeout=5.0, group_commit=False)
+    options = SimpleNamespace(inbox_prefix=prefix, timeout=5.0, group_commit=False)
     connection = SimpleNamespace(wire=wire, options=options)
     ours = Publishing(connection, SimpleNamespace(known_routes=lambda _: Routes((), (), alone)))
     ours.open()
@@ -306,3 +316,58 @@ async def test_a_batch_is_stored_when_the_server_says_so_of_all_of_it(answer, se
     wire.parser.feed(b"MSG %b 1 %d\r\n%b\r\n" % (reply, len(answer), answer))
     receipts = await call
     assert (receipts and [receipt.sequence for receipt in receipts]) == sequences
+
+
+@pytest.mark.parametrize("before", ["acked", "lost", "timed out"])
+async def test_a_publish_that_nobody_answers_ends_by_its_deadline_whatever_became_of_others(before):
+    wire, ours = publishing()
+    drafts = [Draft(b"x", {}, None, "a")]
+    first = asyncio.ensure_future(ours.publish("orders", drafts))
+    await asyncio.sleep(1)
+    if before == "acked":
+        wire.ack(wire.replies[-1])
+    elif before == "lost":
+        wire.lose()
+    await first
+    await asyncio.sleep(10)
+    for _ in range(2):
+        began = now()
+        [answer] = await ours.publish("orders", drafts)
+        assert isinstance(answer.error, DeadlineExceededError)
+        assert now() - began == wire.timeout
+
+
+async def test_publishes_side_by_side_each_have_their_whole_time():
+    _, ours = publishing()
+
+    async def ended(n):
+        await asyncio.sleep(n)
+        began = now()
+        await ours.publish("orders", [Draft(b"x", {}, None, f"{n}")])
+        return now() - began
+
+    calls = [asyncio.ensure_future(ended(n)) for n in (0, 1, 1, 4.5, 9)]
+    await asyncio.sleep(2)
+    calls[1].cancel()
+    assert await asyncio.gather(calls[0], *calls[2:]) == [5.0] * 4
+
+
+async def test_an_inbox_prefix_may_have_any_character_a_subject_has():
+    wire, ours = publishing(prefix="_IN%BOX")
+    call = asyncio.ensure_future(ours.publish("orders", [Draft(b"x", {}, None, "a")]))
+    await settled()
+    assert wire.replies[-1][0].startswith(b"_IN%BOX.")
+    wire.ack(wire.replies[-1])
+    assert [answer.message_id for answer in await call] == ["a"]
+
+
+async def test_an_ack_that_is_read_in_the_turn_in_which_its_time_is_up_counts():
+    wire, ours = publishing()
+    call = asyncio.ensure_future(ours.publish("orders", [Draft(b"x", {}, None, "a")]))
+    await settled()
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wire.timeout
+    loop.call_at(until - 1e-10, wire.ack, wire.replies[-1])
+    [answer] = await call
+    assert loop.time() == pytest.approx(until)
+    assert answer.message_id == "a"

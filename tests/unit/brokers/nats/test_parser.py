@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.brokers.nats.aio.client import SteadyClient
 from penstock.brokers.nats.aio.parser import LeanParser
+from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.protocol.frames import MAX_LINE, MAX_MESSAGE
 from penstock.brokers.nats.protocol.parsing import DeliveredFrom, DeliveredParser, DirectParser
 from penstock.errors import UnavailableError
@@ -118,7 +120,7 @@ def test_what_is_ours_is_handed_over_without_waiting_up_to_what_is_not():
     assert ours == [(b"orders", b"", b"", b"hi")] * 2
 
 
-def test_messages_go_before_answers_that_came_with_them():
+async def test_messages_go_before_answers_that_came_with_them():
     order = []
 
     def sink(*_):
@@ -128,10 +130,44 @@ def test_messages_go_before_answers_that_came_with_them():
     parser = LeanParser(Client(), {b"7": sink})
     parser.alike = (re.compile(rb"MSG in\.(\d) 8 0\r\n\r\n"), order.append)
     parser.feed(b"MSG in.1 8 0\r\n\r\nMSG orders 7 0\r\n\r\nMSG in.2 8 0\r\n\r\n")
-    assert order == ["message", "handler", [b"1", b"2"]]
+    assert order == ["message", "handler"]
+    await asyncio.sleep(0)
+    assert order[2:] == [[b"1", b"2"]]
 
 
-def test_answers_that_came_with_a_message_are_taken_though_its_handler_ends_the_program():
+async def test_a_message_that_comes_a_moment_after_an_answer_goes_before_whoever_waits_for_that():
+    order = []
+    answered = asyncio.get_running_loop().create_future()
+
+    async def publisher():
+        await answered
+        order.append("publisher")
+
+    parser = LeanParser(Client(), {b"7": lambda *_: order.append("message")})
+    parser.alike = (re.compile(rb"MSG in\.(\d) 8 0\r\n\r\n"), answered.set_result)
+    publishing = asyncio.ensure_future(publisher())
+    await asyncio.sleep(0)
+    parser.feed(b"MSG in.1 8 0\r\n\r\n")
+    asyncio.get_running_loop().call_soon(parser.feed, b"MSG orders 7 0\r\n\r\n")
+    await publishing
+    assert order == ["message", "publisher"]
+
+
+async def test_answers_that_have_come_are_told_when_the_connection_is_lost():
+    runs = []
+    client = SteadyClient()
+    wire = Wire(client)
+    wire.on_loss(lambda: runs.append("lost"))
+    parser = client._ps
+    parser.alike = (re.compile(rb"MSG in\.(\d) 8 0\r\n\r\n"), runs.extend)
+    parser.feed(b"MSG in.1 8 0\r\n\r\n")
+    wire.lost()
+    assert runs == [b"1", "lost"]
+    await asyncio.sleep(0)
+    assert runs == [b"1", "lost"]
+
+
+async def test_answers_that_came_with_a_message_are_taken_though_its_handler_ends_the_program():
     runs = []
 
     def sink(*_):
@@ -141,6 +177,7 @@ def test_answers_that_came_with_a_message_are_taken_though_its_handler_ends_the_
     parser.alike = (re.compile(rb"MSG in\.(\d) 8 0\r\n\r\n"), runs.extend)
     with pytest.raises(SystemExit):
         parser.feed(b"MSG in.1 8 0\r\n\r\nMSG orders 7 0\r\n\r\n")
+    await asyncio.sleep(0)
     assert runs == [b"1"]
 
 
@@ -362,19 +399,20 @@ class CountingPattern:
         return self._pattern.split(data)
 
 
-def test_a_piece_in_which_answers_and_messages_take_turns_is_searched_once():
+async def test_a_piece_in_which_answers_and_messages_take_turns_is_searched_once():
     ours, runs = [], []
     parser = LeanParser(Client(), {b"7": lambda *message: ours.append(message)})
     pattern = CountingPattern(rb"MSG in\.(\d+) 8 0\r\n\r\n")
     parser.alike = (pattern, runs.extend)
     parser.feed(b"".join(b"MSG in.%d 8 0\r\n\r\nMSG orders 7 0\r\n\r\n" % n for n in range(50)))
+    await asyncio.sleep(0)
     assert runs == [b"%d" % n for n in range(50)]
     assert len(ours) == 50
     assert pattern.searches == 1
 
 
 @pytest.mark.parametrize("few", [0, 1024])
-def test_an_answer_inside_a_message_is_not_taken_for_one(few, monkeypatch):
+async def test_an_answer_inside_a_message_is_not_taken_for_one(few, monkeypatch):
     monkeypatch.setattr("penstock.brokers.nats.aio.parser._MANY_ALIKE", few)
     ours, runs = [], []
     parser = LeanParser(Client(), {b"7": lambda *message: ours.append(message)})
@@ -382,6 +420,7 @@ def test_an_answer_inside_a_message_is_not_taken_for_one(few, monkeypatch):
     parser.alike = (re.compile(rb"MSG in\.(\d+) 8 0\r\n\r\n"), runs.extend)
     inside = answer % 5
     parser.feed(answer % 1 + b"MSG orders 7 %d\r\n%b\r\n" % (len(inside), inside) + answer % 2)
+    await asyncio.sleep(0)
     assert runs == [b"1", b"2"]
     assert [payload for *_, payload in ours] == [inside]
 

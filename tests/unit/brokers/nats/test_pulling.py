@@ -388,13 +388,94 @@ async def test_what_comes_is_handed_over_before_whoever_waits_goes_on(wire, take
 
     pull = await handing_pull(wire, take)
     wire.deliver(FIRST)
-    assert not wire.acts, "there may be more of it"
     wire.deliver(SECOND)
     assert not handed, "not all that came is read"
     wire.all_is_read()
     assert handed == [FIRST, SECOND]
     raws = await pull
     assert [reply for _, reply, _, _ in raws] == ([] if taken else handed)
+    assert not wire.posted
+
+
+async def test_what_comes_one_after_the_other_does_not_wait_for_the_rest(wire):
+    handed = []
+    pull = await handing_pull(wire, lambda raws: handed.append(len(raws)) is None)
+    wire.deliver(FIRST)
+    wire.all_is_read()
+    await settled()
+    assert handed == [1]
+    assert not pull.done(), "one more was asked for"
+    wire.deliver(SECOND)
+    wire.all_is_read()
+    assert handed == [1, 1]
+    assert await pull == []
+
+
+@pytest.mark.parametrize("then", [True, False], ids=["taken", "not taken"])
+async def test_what_follows_something_that_was_not_taken_is_returned_behind_it(wire, then):
+    asked = []
+
+    def take(raws):
+        asked.append(len(raws))
+        return then if len(asked) > 1 else False
+
+    pull = await handing_pull(wire, take)
+    wire.deliver(FIRST)
+    wire.all_is_read()
+    wire.deliver(SECOND)
+    wire.all_is_read()
+    assert [reply for _, reply, _, _ in await pull] == [FIRST, SECOND]
+    assert asked == [1], "nobody is asked again, or the second would overtake the first"
+
+
+async def test_what_follows_something_that_was_taken_is_returned_if_it_was_not(wire):
+    answers = iter([True, False])
+    pull = await handing_pull(wire, lambda _: next(answers))
+    wire.deliver(FIRST)
+    wire.all_is_read()
+    wire.deliver(SECOND)
+    wire.all_is_read()
+    assert [reply for _, reply, _, _ in await pull] == [SECOND]
+
+
+async def test_a_pull_that_is_cancelled_half_way_gives_back_what_nobody_has(wire):
+    handed = []
+    pull = await handing_pull(wire, lambda raws: handed.append(raws) is None)
+    wire.deliver(FIRST)
+    wire.all_is_read()
+    pull.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pull
+    wire.deliver(SECOND)
+    wire.all_is_read()
+    assert len(handed) == 1
+    assert wire.posted == [given_back(SECOND)]
+
+
+async def test_what_comes_in_parts_is_a_sign_that_the_server_has_the_request(wire):
+    pull = await handing_pull(wire, lambda _: True)
+    for reply in (FIRST, SECOND):
+        await asyncio.sleep(9)
+        assert not pull.done(), "nine seconds of silence are not ten"
+        wire.deliver(reply)
+        wire.all_is_read()
+    assert await pull == []
+
+
+async def test_a_pull_that_loses_its_connection_half_way_keeps_what_was_taken(wire):
+    requests = pulling(wire)
+    handed = []
+    pull = asyncio.ensure_future(
+        requests.pull(CONSUMER, 2, 1000, 30, lambda raws: handed.append(raws) is None)
+    )
+    await settled()
+    wire.deliver(FIRST)
+    wire.all_is_read()
+    for act in wire.losses:
+        act()
+    with pytest.raises(UnavailableError):
+        await pull
+    assert len(handed) == 1
     assert not wire.posted
 
 
@@ -472,8 +553,10 @@ async def test_what_is_larger_than_the_room_is_asked_for_behind_those_who_wait(w
     assert [reply for _, reply, _, _ in await pull] == [FIRST]
 
 
-async def test_who_has_all_there_is_asks_for_the_next_one_alone(wire):
-    assert await next_request(wire, pulling(wire), last(behind=0)) == (1, None)
+@pytest.mark.parametrize("taken", [True, False])
+async def test_who_has_all_there_is_asks_for_the_next_one_alone(wire, taken):
+    came = last(behind=0)
+    assert await next_request(wire, pulling(wire), came, take=lambda _: taken) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -493,6 +576,39 @@ async def test_who_has_all_there_is_asks_for_the_next_one_alone(wire):
 )
 async def test_who_may_find_more_asks_for_many(wire, came, size):
     assert await next_request(wire, pulling(wire), *came, size=size) == (9, size)
+
+
+async def test_requests_side_by_side_ask_for_less_than_a_server_holds_back(wire):
+    requests, pulls, sizes = pulling(wire), [], []
+    for _ in range(40):
+        pulls.append(asyncio.ensure_future(requests.pull(CONSUMER, 200, 10**8, 30)))
+        await settled()
+        sizes.append(asked(wire)[1])
+    least = min(sizes)
+    assert least > wire.max_payload, "a message must get through"
+    assert sum(sizes) <= 32 * 2**20 + len(sizes) * least
+    assert sizes[:5] == [4 * 2**20] * 5
+    for pull in pulls:
+        pull.cancel()
+    await asyncio.wait(pulls)
+    pulls = [asyncio.ensure_future(requests.pull(CONSUMER, 200, 10**8, 30))]
+    await settled()
+    assert asked(wire)[1] == sizes[0], "what was given up is free again"
+    pulls[0].cancel()
+    await asyncio.wait(pulls)
+
+
+async def test_who_was_handed_several_one_after_the_other_asks_for_many(wire):
+    requests = pulling(wire)
+    for came in ([1, 0], []):
+        pull = asyncio.ensure_future(requests.pull(CONSUMER, 9, 1000, 30, lambda _: True))
+        await settled()
+        assert asked(wire) == (9, 1000)
+        for behind in came:
+            wire.deliver(last(behind=behind))
+            wire.all_is_read()
+        wire.end(b"NATS/1.0 404 No Messages\r\n\r\n")
+        await pull
 
 
 async def test_who_does_not_ask_again_at_once_is_given_all_there_is(wire):

@@ -112,6 +112,22 @@ class Transport:
         self.protocol.buffer_updated(len(data))
 
 
+class Parser:
+    missing = 0
+
+
+async def test_more_is_read_at_once_in_the_middle_of_a_large_message():
+    reader, parser = asyncio.StreamReader(), Parser()
+    shortcut = Shortcut(
+        reader, Transport(asyncio.StreamReaderProtocol(reader)), bytes, parser, left=0
+    )
+    usual = len(shortcut.get_buffer(-1))
+    parser.missing = usual
+    assert len(shortcut.get_buffer(-1)) > 4 * usual
+    parser.missing = 300
+    assert len(shortcut.get_buffer(-1)) == usual
+
+
 async def test_what_comes_goes_past_the_reader_unless_that_is_behind():
     reader = asyncio.StreamReader()
     transport = Transport(asyncio.StreamReaderProtocol(reader))
@@ -121,7 +137,7 @@ async def test_what_comes_goes_past_the_reader_unless_that_is_behind():
         fed.append(data)
         return b"" if data.startswith(b"ours") else data
 
-    shortcut = Shortcut(reader, transport, feed, left=0)
+    shortcut = Shortcut(reader, transport, feed, Parser(), left=0)
     for data in (b"ours 1", b"theirs", b"ours 2"):
         transport.receive(data)
     assert fed == [b"ours 1", b"theirs"], "the second of ours must not overtake theirs"
@@ -139,7 +155,7 @@ async def test_nonsense_on_the_short_way_is_told_to_the_reader():
     def feed(_):
         raise ValueError("nonsense")
 
-    Shortcut(reader, transport, feed, left=0)
+    Shortcut(reader, transport, feed, Parser(), left=0)
     transport.receive(b"x")
     with pytest.raises(ValueError, match="nonsense"):
         await reader.read(1000)
@@ -149,7 +165,7 @@ async def test_nonsense_on_the_short_way_is_told_to_the_reader():
 async def test_the_end_of_an_encrypted_connection_is_not_asked_to_wait(encrypted):
     reader = asyncio.StreamReader()
     transport = Transport(asyncio.StreamReaderProtocol(reader), encrypted=encrypted)
-    Shortcut(reader, transport, bytes, left=0)
+    Shortcut(reader, transport, bytes, Parser(), left=0)
     # True would keep the connection open, which asyncio warns of where it cannot be done.
     assert transport.protocol.eof_received() is not encrypted
     assert reader.at_eof()
@@ -206,3 +222,51 @@ async def test_a_write_does_not_come_between_the_pieces_of_another():
     taken.set()
     await asyncio.gather(*writes)
     assert b"".join(socket.pieces) == b"".join(large) + b"small 0small 1small 2"
+
+
+class Reachable(SteadyClient):
+    is_connected = True
+
+    def subscribe_now(self, subject, queue):
+        return 7
+
+
+async def test_answers_that_look_otherwise_do_not_overtake_those_before_them():
+    told = []
+    client = Reachable()
+    Wire(client).subscribe_runs(
+        "in", rb"(\d) %b 0\r\n\r\n", told.extend, lambda *message: told.append(message[-1])
+    )
+    client.feed(b"MSG in.1 7 0\r\n\r\nMSG in.1 7 2\r\nok\r\nMSG in.2 7 0\r\n\r\n")
+    await asyncio.sleep(0)
+    assert told == [b"1", b"ok", b"2"]
+
+
+@pytest.mark.parametrize("way", ["free", "behind", "away", "closed", "others write"])
+async def test_what_is_written_at_once_overtakes_nothing(way):
+    socket = Socket(behind=way == "behind")
+    socket.is_connected = way != "away"
+    wire = Wire(socket)
+    wire.closed = way == "closed"
+    if way == "others write":
+        taken = asyncio.Event()
+        socket.drain = taken.wait
+        large = [bytes(1000)] * 2000
+        other = asyncio.ensure_future(wire.write(large))
+        await asyncio.sleep(0)
+    before = len(socket.pieces)
+    assert wire.write_now(b"now") is (way == "free")
+    assert socket.pieces[before:] == ([b"now"] if way == "free" else [])
+    if way == "others write":
+        taken.set()
+        await other
+
+
+async def test_nobody_asks_a_lost_connection_how_much_it_has_to_write():
+    class Gone:
+        def get_write_buffer_size(self):
+            raise AttributeError("as asyncio's own does over TLS")
+
+    client = Away()
+    client._out = Gone()
+    assert Wire(client).write_now(b"x") is False

@@ -14,15 +14,16 @@ class Line(Generic[T]):
     would overtake it. Cancelling one who waits leaves the others as they are.
     """
 
-    __slots__ = ("_following", "_turns")
+    __slots__ = ("_following", "standing")
 
     def __init__(self) -> None:
         # As a set that keeps the order.
-        self._turns: dict[asyncio.Future[T], None] = {}
+        self.standing: dict[asyncio.Future[T], None] = {}
+        """Their turns, for those who only ask whether there are any."""
         self._following: list[tuple[asyncio.Future[T], T]] = []
 
     def __bool__(self) -> bool:
-        return bool(self._turns)
+        return bool(self.standing)
 
     async def wait(self) -> T:
         """Until all are told."""
@@ -30,7 +31,7 @@ class Line(Generic[T]):
 
     async def follow(self, answer: T) -> T:
         """The answer is known: go on behind those who were told it before, if there are any."""
-        if not self._turns:
+        if not self.standing:
             return answer
         loop = asyncio.get_running_loop()
         if not self._following:
@@ -41,21 +42,21 @@ class Line(Generic[T]):
         return await self._stand(turn)
 
     def tell(self, answer: T) -> None:
-        for turn in self._turns:
+        for turn in self.standing:
             if not turn.done():
                 turn.set_result(answer)
 
     def fail(self, error: BaseException) -> None:
-        for turn in self._turns:
+        for turn in self.standing:
             if not turn.done():
                 turn.set_exception(error)
 
     async def _stand(self, turn: asyncio.Future[T]) -> T:
-        self._turns[turn] = None
+        self.standing[turn] = None
         try:
             return await turn
         finally:
-            del self._turns[turn]
+            del self.standing[turn]
 
     def _go_on(self) -> None:
         """Those who know. Whoever came behind them for a newer answer goes on waiting for it."""

@@ -12,6 +12,8 @@ import nats.errors
 from nats.protocol.parser import Parser
 
 from penstock.brokers.nats.protocol.frames import (
+    END,
+    MAX_LINE,
     check_body,
     find_end,
     nonsense,
@@ -26,6 +28,7 @@ RunSink: TypeAlias = Callable[[list[bytes]], None]
 """Called with a run of messages that look alike: the groups of the pattern, one message's after
 the other's."""
 
+_MESSAGES = (b"HMSG", b"MSG")
 # Bytes that are many answers.
 _MANY_ALIKE = 1024
 _NEVER = re.compile(rb"(?!)")
@@ -44,7 +47,12 @@ class LeanParser(Parser):
         self.alike: tuple[re.Pattern[bytes], RunSink] | None = None
         self.on_reset: Callable[[], None] = lambda: None
         self._resets = 0
+        self._answers: list[bytes] = []
+        self._tells_soon = False
         self._afterwards: list[Callable[[], None]] = []
+        self.afterwards: Callable[[Callable[[], None]], None] = self._afterwards.append
+        """For sinks: call something, on no task, when all that came is read: in this turn of the
+        event loop, or in the next if something else came with it."""
         super().__init__(client)
 
     def reset(self) -> None:
@@ -54,42 +62,37 @@ class LeanParser(Parser):
         self.on_reset()
         self._rest = b""
         self._chunks: list[bytes] = []
-        self._missing = 0
-
-    def afterwards(self, act: Callable[[], None]) -> None:
-        """For sinks: call `act`, on no task, when all that came is read: in this turn of the event
-        loop, or in the next if something else came with it."""
-        self._afterwards.append(act)
+        self.missing = 0
+        """Bytes that are still to come of a message whose beginning has."""
 
     def feed(self, data: bytes) -> bytes:
         """Hand over messages of ours until something else comes: returns that and all behind it,
         which is for `parse`."""
-        run: list[bytes] = []
         try:
-            return self._feed(data, run)
+            if self._rest or self.missing:
+                data = self._with_rest(data)
+                if not data:
+                    return b""
+            resets = self._resets
+            at, is_other = self._hand_over(data, 0)
+            if resets != self._resets:
+                return b""
+            self._rest = b"" if is_other else data[at:]
+            return data[at:] if is_other else b""
         finally:
-            # Who waits for a message goes before who waits for an answer.
-            try:
-                if self._afterwards:
-                    self._act()
-            finally:
-                self._take_alike(run)
+            # Who waits for a message goes before who waits for an answer, also if the message comes
+            # a moment later: it is read in the next turn of the loop, before those who are told in
+            # it go on.
+            if self._answers and not self._tells_soon:
+                self._tells_soon = True
+                asyncio.get_running_loop().call_soon(self.tell)
+            if self._afterwards:
+                self._act()
 
     def _act(self) -> None:
         # Not one after the other from a list: an act may be the last, if it ends the program.
         while self._afterwards:
             self._afterwards.pop(0)()
-
-    def _feed(self, data: bytes, run: list[bytes]) -> bytes:
-        data = self._with_rest(data)
-        if not data:
-            return b""
-        resets = self._resets
-        at, is_other = self._hand_over(data, 0, run)
-        if resets != self._resets:
-            return b""
-        self._rest = b"" if is_other else data[at:]
-        return data[at:] if is_other else b""
 
     async def parse(self, data: bytes = b"") -> None:
         try:
@@ -103,11 +106,10 @@ class LeanParser(Parser):
         data = self._with_rest(data)
         at, resets = 0, self._resets
         while data:
-            run: list[bytes] = []
             try:
-                at, is_other = self._hand_over(data, at, run)
+                at, is_other = self._hand_over(data, at)
             finally:
-                self._take_alike(run)
+                self.tell()
             if is_other and resets == self._resets:
                 at = await self._leave(data, at)
             if not is_other or resets != self._resets:
@@ -117,26 +119,29 @@ class LeanParser(Parser):
 
     def _with_rest(self, data: bytes) -> bytes:
         """What there is to parse; nothing while a large payload is not complete."""
-        if self._missing > 0:
+        if self.missing > 0:
             # Its parts are gathered and joined once.
             self._chunks.append(data)
-            self._missing -= len(data)
-            if self._missing > 0:
+            self.missing -= len(data)
+            if self.missing > 0:
                 return b""
             data = b"".join((self._rest, *self._chunks))
             self._chunks.clear()
         elif self._rest:
             data = self._rest + data
-        self._missing = 0
+        self.missing = 0
         return data
 
-    def _take_alike(self, run: list[bytes]) -> None:
+    def tell(self) -> None:
+        """Hand over the answers that have come."""
+        self._tells_soon = False
+        run, self._answers = self._answers, []
         if run and self.alike is not None:
             self.alike[1](run)
 
-    def _hand_over(self, data: bytes, at: int, run: list[bytes]) -> tuple[int, bool]:
-        """Give messages of registered subscriptions to their sinks, but those that look alike to
-        `run`. Returns where it came to what is not complete, or, and then True, to a complete
+    def _hand_over(self, data: bytes, at: int) -> tuple[int, bool]:
+        """Give messages of registered subscriptions to their sinks, and keep those that look alike
+        for `tell`. Returns where it came to what is not complete, or, and then True, to a complete
         operation that is not ours."""
         alike = _NEVER if self.alike is None else self.alike[0]
         size, sinks, resets, match = len(data), self._sinks, self._resets, alike.match
@@ -147,25 +152,28 @@ class LeanParser(Parser):
                 # Once, and only where there is hope, or what is mixed would be searched for ever.
                 tried = True
                 if size - at >= _MANY_ALIKE and b"HMSG" not in data:
-                    at = _split(data, at, alike, run)
+                    at = _split(data, at, alike, self._answers)
                     found = match(data, at)
             while found is not None:
-                run += found.groups()
+                self._answers += found.groups()
                 at = found.end()
                 found = match(data, at)
-            end = find_end(data, at)
+            # `find_end` and `check_body` are called only where they have something to say.
+            end = data.find(END, at, at + MAX_LINE)
             if end < 0:
+                find_end(data, at)
                 return at, False
             words = data[at:end].split()
-            if not words or words[0] not in (b"HMSG", b"MSG"):
+            if not words or words[0] not in _MESSAGES:
                 return at, True
             reply, header, total = read_head(words)
             begin = end + 2
             end = begin + total
             if end + 2 > size:
-                self._missing = end + 2 - size
+                self.missing = end + 2 - size
                 return at, False
-            check_body(data, end)
+            if data[end : end + 2] != END:
+                check_body(data, end)
             body = begin + header
             sink = sinks.get(words[2])
             if sink is None:

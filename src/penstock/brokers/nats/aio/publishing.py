@@ -6,7 +6,8 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, repeat
+from math import inf
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -51,7 +52,7 @@ Operation: TypeAlias = tuple[int, bytes, bytes]
 
 
 # What nearly every ack looks like: the call, the index, and the sequence it was stored at.
-_STORED = rb'(\d+)\.(\d+) %b \d+\r\n\{"stream":"[^"]*","seq":(\d+)\}\r\n'
+_STORED = rb'(\d+)\.(\d{1,9}) %b \d+\r\n\{"stream":"[^"]*","seq":(\d{1,20})\}\r\n'
 
 
 _subject, _data = attrgetter("subject"), attrgetter("data")
@@ -64,10 +65,12 @@ class _Call:
     """Answers to one write, by index: the sequence a draft was stored at, or whatever else came,
     as header block and payload."""
 
-    __slots__ = ("answers", "done", "left", "repeated", "sent")
+    __slots__ = ("answers", "done", "left", "repeated", "sent", "until")
 
     def __init__(self, sent: Sequence[tuple[object, bytes, bytes]], expected: int, total: int):
         self.sent = sent
+        self.until = inf
+        """When waiting for the answers ends."""
         self.answers: list[int | tuple[bytes, bytes] | None] = [None] * total
         self.left = expected
         self.repeated = False
@@ -119,8 +122,10 @@ class Publishing:
         self._catalogue = catalogue
         self._wire = connection.wire
         self._prefix = f"{connection.options.inbox_prefix}.{secrets.token_hex(8)}"
+        self._reply = f" {self._prefix}.".encode()
         self._calls: dict[bytes, _Call] = {}
         self._names = ReplyNames()
+        self._watching: asyncio.TimerHandle | None = None
         self._at = len(self._prefix) + 1
         self._committers: dict[str, _Committer] = {}
         self._wire.on_loss(self._on_loss)
@@ -170,7 +175,7 @@ class Publishing:
         if routes.subjects or routes.routed or any(map(_subject, drafts)):
             return None
         try:
-            headers = [encode_header(draft) for draft in drafts]
+            headers = [*map(encode_header, drafts)]
         except InvalidArgumentError:
             return None
         largest = max(map(len, headers))
@@ -178,7 +183,7 @@ class Publishing:
         if largest > MAX_HEADERS or whole > self._wire.max_payload:
             return None
         subject = topic.encode()
-        return [(at, subject, header) for at, header in enumerate(headers)]
+        return [*zip(range(len(headers)), repeat(subject), headers)]
 
     async def _one_by_one(
         self,
@@ -225,9 +230,11 @@ class Publishing:
         """Send each by itself, all at once, and wait for all acks. `alone`: the server is in no
         cluster, and answers each once."""
         name = self._names.next() if alone else self._names.new()
+        parts = _written(b"%b%b." % (self._reply, name), drafts, operations)
+        # What can be done while the server works is: no answer is read before the first `await`.
+        sent = len(parts) == 1 and self._wire.write_now(parts[0])
         call = self._calls[name] = _Call(operations, len(operations), len(drafts))
-        reply = b" %b.%b." % (self._prefix.encode(), name)
-        error = await self._send(call, name, _written(reply, drafts, operations))
+        error = await self._send(call, name, [] if sent else parts)
         got = call.answers
         plain = True
         for at, _, _ in operations:
@@ -243,20 +250,42 @@ class Publishing:
             self._names.answered(name, asyncio.get_running_loop().time())
 
     async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
-        """Write and wait; returns what to say of those that were not answered."""
-        timer: asyncio.TimerHandle | None = None
+        """Write what is not written yet, and wait; returns what to say of those that were not
+        answered."""
         try:
-            await self._wire.write(parts, at_once=True)
-            seconds = self._connection.options.timeout
-            timer = asyncio.get_running_loop().call_later(seconds, _give_up, call, seconds)
+            if parts:
+                await self._wire.write(parts)
+            self._watch(call)
             await call.done
         except PenstockError as error:
             return error
         finally:
-            if timer is not None:
-                timer.cancel()
             del self._calls[name]
         return InternalError("The NATS server did not answer")
+
+    def _watch(self, call: _Call) -> None:
+        """See to it that the call ends though nobody answers. One timer for all: they have the
+        same time."""
+        loop = asyncio.get_running_loop()
+        call.until = loop.time() + self._connection.options.timeout
+        if self._watching is None:
+            self._watching = loop.call_at(call.until, self._give_up_late)
+
+    def _give_up_late(self) -> None:
+        self._watching = None
+        loop = asyncio.get_running_loop()
+        now, calls = loop.time(), list(self._calls.values())
+        for call in calls:
+            if call.until <= now:
+                call.fail(_not_acknowledged(self._connection.options.timeout))
+        later = min((call.until for call in calls if call.until > now), default=inf)
+        if later < inf:
+            self._watching = loop.call_at(later, self._give_up_late)
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
 
     def _receipt(
         self,
@@ -303,6 +332,7 @@ class Publishing:
         )
         for call in list(self._calls.values()):
             call.fail(error)
+        self._stop_watching()
 
     # Atomic batches.
 
@@ -380,12 +410,10 @@ def _sizes(header: int, payload: int) -> bytes:
     return b" %d %d\r\n" % (header, header + payload) if header else b" %d\r\n" % payload
 
 
-def _give_up(call: _Call, seconds: float) -> None:
-    call.fail(
-        DeadlineExceededError(
-            f"The NATS server did not acknowledge within {seconds:g} s; the message may or may not "
-            "be stored"
-        )
+def _not_acknowledged(seconds: float) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"The NATS server did not acknowledge within {seconds:g} s; the message may or may not "
+        "be stored"
     )
 
 

@@ -32,7 +32,8 @@ from penstock.clock import NS
 from penstock.errors import PenstockError, SubscriptionNotFoundError, UnavailableError
 
 HandOver: TypeAlias = Callable[[list[Raw]], bool]
-"""Called with what came in the turn of the event loop it came in; whether somebody took it."""
+"""Called with what came together, in the turn of the event loop it came in; whether somebody took
+it. If not, nobody is asked again."""
 
 
 class Inbox:
@@ -47,6 +48,9 @@ class Inbox:
         self._requests = 0
         self.subject = b""
         self.messages: list[Raw] = []
+        """Those that nobody has taken."""
+        self.came = 0
+        """How many came, taken or not."""
         self.asked: Sequence[tuple[bytes, bytes]] = ()
         """Where the last request went, and its payloads."""
         self.wanted = 0
@@ -68,7 +72,8 @@ class Inbox:
         """The server still has the last request."""
         self.hand_over: HandOver | None = None
         self.is_taken = False
-        """What came for the last request was handed over."""
+        """Of what came for the last request something was handed over."""
+        self._is_due = False
         self.is_caught_up: bool | None = None
         """What came for it to be handed over was one message, and the last there is; None: nothing
         was to be."""
@@ -80,6 +85,7 @@ class Inbox:
         self._requests += 1
         self.subject = b"%b.%d" % (self._prefix, self._requests)
         self.messages = []
+        self.came = 0
         self.wanted = count
         self.status = (0, "")
         self.is_taken = False
@@ -108,17 +114,23 @@ class Inbox:
                 self.on_stray(reply)
             return
         self.messages.append((subject, reply, block, payload))
-        if len(self.messages) == self.wanted:
-            self._complete(done)
-        elif self.quiet_after is not None and len(self.messages) == 1:
-            self._watch(done, self.quiet_after, lambda: len(self.messages))
+        self.came += 1
+        if self.hand_over is not None:
+            if not self._is_due:
+                # Whoever waits for `done` is a turn of the loop away, and perhaps many messages.
+                self._is_due = True
+                self.afterwards(self._hand_over)
+        elif self.came == self.wanted:
+            done.set_result(None)
+        elif self.quiet_after is not None and self.came == 1:
+            self._watch(done, self.quiet_after, lambda: self.came)
 
     def watch_for_signs(self) -> None:
         """Take what came for enough when the server falls silent: whoever asked can ask again, and
         what comes late is not taken for old because nobody said when it was not there yet."""
         if self.done is not None:
             seconds = _SILENCE * self.heartbeat
-            self._watch(self.done, seconds, lambda: len(self.messages) + self.signs)
+            self._watch(self.done, seconds, lambda: self.came + self.signs)
 
     @property
     def is_late(self) -> bool:
@@ -157,32 +169,27 @@ class Inbox:
         replicas sends a message once most of them know of it, and a status at once."""
         self.status = status
         self.wanted -= self.wanted if pending is None else pending
-        if len(self.messages) >= self.wanted:
-            self._complete(done)
-
-    def _complete(self, done: asyncio.Future[None]) -> None:
-        if self.hand_over is None or not self.messages:
+        if self.came >= self.wanted and not self._is_due:
             done.set_result(None)
-        else:
-            # Whoever waits for `done` is a turn of the loop away.
-            hand_over = self.hand_over
-            self.afterwards(lambda: self._hand_over(hand_over, done))
 
-    def _hand_over(self, hand_over: HandOver, done: asyncio.Future[None]) -> None:
-        if done.done():
-            return  # It was given up meanwhile, and so was what came for it.
-        came, self.messages = self.messages, []
+    def _hand_over(self) -> None:
+        self._is_due = False
+        done, hand_over = self.done, self.hand_over
+        if done is None or done.done() or hand_over is None:
+            return  # It has ended meanwhile, and who waited for it has what came.
+        part, self.messages = self.messages, []
         try:
+            if hand_over(part):
+                self.is_taken = True
+            else:
+                self.messages, self.hand_over = part, None
             # Not when several came: then more come at a time, and one by one they would take more
             # requests.
-            self.is_caught_up = len(came) == 1 and is_last(came[0][1])
-            self.is_taken = hand_over(came)
-            if not self.is_taken:
-                self.messages = came
+            self.is_caught_up = self.came == 1 and is_last(part[0][1])
         except Exception as error:
             self.fail(error)
         finally:
-            if not done.done():
+            if self.came >= self.wanted and not done.done():
                 done.set_result(None)
 
     def fail(self, error: Exception) -> None:
@@ -218,8 +225,8 @@ class Pulling:
         wait: float,
         hand_over: HandOver | None = None,
     ) -> list[Raw]:
-        """What is there now; else what comes first within `wait` seconds. `hand_over` may take it
-        before; then nothing is returned.
+        """What is there now; else what comes first within `wait` seconds. `hand_over` may take
+        parts of it before; what follows them is returned.
 
         One request for both: the server ends it as soon as it has sent something and has no more.
         """

@@ -45,11 +45,13 @@ class Wire:
         """We ended it ourselves: nothing will be tried again."""
         self._parser = LeanParser(client, self._sinks)
         self._parser.on_reset = self._on_reset
-        client._ps = self._parser
+        client._ps, client.feed = self._parser, self._parser.feed
+        self.afterwards = self._parser.afterwards
+        """For sinks: see there."""
 
     @property
     def max_payload(self) -> int:
-        return int(self._client.max_payload)
+        return self._client._max_payload
 
     @property
     def connected(self) -> bool:
@@ -64,7 +66,7 @@ class Wire:
     def is_ready(self) -> bool:
         """`until_connected` would return at once. To ask first saves the many who publish one
         message at a time a tenth of what they wait for."""
-        return self._client.is_connected and not self.closed and not self._back
+        return self._client.is_connected and not self.closed and not self._back.standing
 
     def check_open(self) -> None:
         if self.closed:
@@ -107,7 +109,13 @@ class Wire:
         Messages without headers on `subject`, whose last token and payload match `rest`, go to
         `sink` in runs, as the groups of the pattern; `other` gets those that look different.
         """
-        number = b"%d" % self._subscribe(f"{subject}.>", other, "")
+
+        def not_alike(subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
+            # Not before the answers that came before it.
+            self._parser.tell()
+            other(subject, reply, block, payload)
+
+        number = b"%d" % self._subscribe(f"{subject}.>", not_alike, "")
         pattern = rb"MSG %b\.%b" % (re.escape(subject.encode()), rest % number)
         self._parser.alike = (re.compile(pattern), sink)
 
@@ -126,10 +134,6 @@ class Wire:
 
         return unsubscribe
 
-    def afterwards(self, act: Callable[[], None]) -> None:
-        """For sinks: call `act`, on no task, as soon as all that came is read."""
-        self._parser.afterwards(act)
-
     # Out.
 
     def post(self, parts: list[bytes]) -> None:
@@ -137,14 +141,23 @@ class Wire:
         if self._client.is_connected:
             self._client.send(b"".join(parts))
 
-    async def write(self, parts: list[bytes], *, at_once: bool = False) -> None:
+    def write_now(self, data: bytes) -> bool:
+        """Send complete operations, if nothing is in the way; whether they were sent. `write` does
+        the rest."""
+        client = self._client
+        if self._slow_writers or self.closed or not client.is_connected or client.behind:
+            return False
+        client.send_now(data)
+        return True
+
+    async def write(self, parts: list[bytes]) -> None:
         """Send complete operations, in order, waiting when the socket is behind. Few of them leave
-        with what else is sent in this turn of the loop, or `at_once`."""
+        with what else is sent in this turn of the loop."""
         self.check_connected()
         if not (self._slow_writers or self._client.behind):
             data = b"".join(parts)
             if len(data) <= WRITE_CHUNK:
-                if at_once or len(parts) > _FEW:
+                if len(parts) > _FEW:
                     self._client.send_now(data)
                 else:
                     self._client.send(data)
@@ -233,7 +246,8 @@ class Wire:
         self._back.tell(None)
 
     def lost(self) -> None:
-        """The connection is gone: nobody will answer what was asked on it."""
+        """The connection is gone: nobody will answer what was asked on it, or has not yet."""
+        self._parser.tell()
         for act in list(self._losses):
             act()
         for pong in self._pings:

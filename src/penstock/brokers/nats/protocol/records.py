@@ -152,13 +152,15 @@ def record_of(
     topic: str, subject: bytes, block: bytes, payload: bytes, sequence: int, published_ns: int
 ) -> Record:
     """A stored message; `subject` as the server sent it, `block` without what it added."""
+    # NATS takes any bytes; one message that is no text must not keep the others from coming.
+    subject_text = subject.decode("utf-8", "replace")
     if not block:
         name = unnamed(topic, sequence)
-        return Record(sequence, name, payload, {}, None, _text(subject), published_ns)
+        return Record(sequence, name, payload, {}, None, subject_text, published_ns)
     if block.startswith(ONLY_ID) and block.count(b"\r\n") == 3:
         # By far the most common: a message id and nothing else.
         message_id = block[len(ONLY_ID) : -4].decode(errors="replace")
-        return Record(sequence, message_id, payload, {}, None, _text(subject), published_ns)
+        return Record(sequence, message_id, payload, {}, None, subject_text, published_ns)
     message_id, ordering_key, attributes = describe(block)
     return Record(
         sequence,
@@ -166,14 +168,9 @@ def record_of(
         payload,
         attributes,
         ordering_key,
-        _text(subject),
+        subject_text,
         published_ns,
     )
-
-
-def _text(subject: bytes) -> str:
-    # NATS takes any bytes; one message that is no text must not keep the others from coming.
-    return subject.decode("utf-8", "replace")
 
 
 def unnamed(topic: str, sequence: int) -> str:
