@@ -3,6 +3,8 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import pytest
+
 from penstock import PubSub
 from penstock.brokers.memory import MemoryBroker
 from penstock.testing import VirtualClock, settled
@@ -76,4 +78,22 @@ async def test_handlers_that_take_their_time_leave_others_theirs():
         sub.open()
         await asyncio.sleep(5)
         assert len(handled) == 30
-        assert between == [4]
+        assert between == [3]
+
+
+@pytest.mark.parametrize("blocks", range(1, 8))
+async def test_what_expired_while_another_handler_blocked_is_not_handed_over(blocks):
+    async with lent_for_ten_seconds() as (clock, topic, sub):
+        attempts = []
+
+        def handle(message):
+            attempts.append(message.delivery_attempt)
+            message.ack()
+            if len(attempts) == blocks:
+                clock.still = 30
+
+        await publish(topic, 8)
+        sub.on("message", handle)
+        sub.open()
+        await asyncio.sleep(20)
+        assert attempts == [1] * blocks + [2] * (8 - blocks)

@@ -352,6 +352,21 @@ async def test_publishes_side_by_side_each_have_their_whole_time():
     assert await asyncio.gather(calls[0], *calls[2:]) == [5.0] * 4
 
 
+@pytest.mark.parametrize("seconds", [0, 1, 4.5])
+async def test_what_writing_takes_is_a_part_of_the_time_that_a_publish_has(seconds, monkeypatch):
+    wire, ours = publishing()
+
+    async def write(_):
+        await asyncio.sleep(seconds)
+
+    monkeypatch.setattr(wire, "write_now", lambda _: False)
+    monkeypatch.setattr(wire, "write", write)
+    began = now()
+    [answer] = await ours.publish("orders", [Draft(b"x", {}, None, "a")])
+    assert isinstance(answer.error, DeadlineExceededError)
+    assert now() - began == wire.timeout
+
+
 async def test_an_inbox_prefix_may_have_any_character_a_subject_has():
     wire, ours = publishing(prefix="_IN%BOX")
     call = asyncio.ensure_future(ours.publish("orders", [Draft(b"x", {}, None, "a")]))

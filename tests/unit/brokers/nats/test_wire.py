@@ -91,6 +91,50 @@ async def test_whoever_waits_for_a_connection_is_not_overtaken_by_one_who_comes_
     assert gone == [0, 1, 2, 3]
 
 
+class Slow(SteadyClient):
+    """Connected to somebody who takes what is written in `seconds`, one piece after the other."""
+
+    is_connected, is_closed, behind = True, False, True
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+        self.aborted = 0
+        self.io = self
+
+    def write(self, data):
+        pass
+
+    async def drain(self):
+        await asyncio.sleep(self.seconds)
+
+    def abort(self):
+        self.aborted += 1
+
+    io = None
+
+
+@pytest.mark.parametrize(("seconds", "aborted"), [(3, 0), (6, 1)])
+async def test_writers_that_wait_for_each_other_have_the_same_time(seconds, aborted):
+    """Who waited in vain was not the one that the server did not take."""
+    client = Slow(seconds)
+    wire, loop = Wire(client), asyncio.get_running_loop()
+
+    async def write():
+        try:
+            await wire.write([b"x"])
+        except UnavailableError as error:
+            return loop.time(), str(error)
+        return loop.time(), ""
+
+    began = loop.time()
+    ends = await asyncio.gather(write(), write())
+    assert [ended - began for ended, _ in ends] == [min(seconds, 5), 5]
+    assert ["anew" in text for _, text in ends] == [bool(aborted), False]
+    assert "before" in ends[1][1]
+    assert client.aborted == aborted
+
+
 class Transport:
     """As much of a transport as decides who is told of what comes."""
 

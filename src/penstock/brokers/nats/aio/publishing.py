@@ -252,10 +252,10 @@ class Publishing:
     async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
         """Write what is not written yet, and wait; returns what to say of those that were not
         answered."""
+        self._watch(call)
         try:
             if parts:
                 await self._wire.write(parts)
-            self._watch(call)
             await call.done
         except PenstockError as error:
             return error

@@ -26,6 +26,8 @@ WRITE_CHUNK = 512 * 1024
 _LINGER = 5.0
 # So many operations are no batch, and not worth a call to the system.
 _FEW = 8
+# Timers may ring a moment early.
+_NEARLY = 0.9
 
 
 class Wire:
@@ -38,6 +40,8 @@ class Wire:
         self._pings: set[asyncio.Future[bool]] = set()
         self._back: Line[None] = Line()
         self._slow_writers = 0
+        # When the socket last took what it was given, or had nothing to take.
+        self._taken_at = 0.0
         self._write_order = asyncio.Lock()
         self.timeout = 5.0
         self.running = Running()
@@ -162,39 +166,52 @@ class Wire:
                 else:
                     self._client.send(data)
                 return
+        loop = asyncio.get_running_loop()
+        if not self._slow_writers:
+            self._taken_at = loop.time()
         self._slow_writers += 1
         try:
-            async with self._write_order:
+            # Waiting for those who write before us is a part of the time.
+            async with asyncio.timeout(self.timeout), self._write_order:
                 self.check_connected()
                 self._client.send_now()
-                async with asyncio.timeout(self.timeout):
-                    await self._write(parts)
+                await self._write(parts)
         except TimeoutError:
-            self.abort()
-            raise UnavailableError(
-                f"The NATS server did not take what was sent within {self.timeout:g} s; "
-                "connecting anew"
-            ) from None
+            raise self._not_taken(loop.time()) from None
         finally:
             self._slow_writers -= 1
 
     async def _write(self, parts: list[bytes]) -> None:
-        transport = self._client.io
         pending: list[bytes] = []
         size = 0
+        for part in parts:
+            pending.append(part)
+            size += len(part)
+            if size >= WRITE_CHUNK:
+                await self._write_piece(pending)
+                pending.clear()
+                size = 0
+        await self._write_piece(pending)
+
+    async def _write_piece(self, parts: list[bytes]) -> None:
+        transport = self._client.io
         try:
-            for part in parts:
-                pending.append(part)
-                size += len(part)
-                if size >= WRITE_CHUNK:
-                    transport.write(b"".join(pending))
-                    pending.clear()
-                    size = 0
-                    await transport.drain()  # type: ignore[no-untyped-call]
-            transport.write(b"".join(pending))
+            transport.write(b"".join(parts))
             await transport.drain()  # type: ignore[no-untyped-call]
         except (OSError, RuntimeError) as error:
             raise connection_lost(error) from error
+        self._taken_at = asyncio.get_running_loop().time()
+
+    def _not_taken(self, now: float) -> UnavailableError:
+        """One write took too long; the connection is of no use if all of them did."""
+        is_stuck = now - self._taken_at >= _NEARLY * self.timeout
+        if is_stuck:
+            self.abort()
+            self._taken_at = now  # Nobody blames the next connection.
+        return UnavailableError(
+            f"The NATS server did not take what was sent within {self.timeout:g} s"
+            + ("; connecting anew" if is_stuck else ", because of what was sent before it")
+        )
 
     async def ping(self) -> float:
         """Seconds until the server has answered; it has then taken all that was written before."""
