@@ -20,6 +20,7 @@ from penstock import (
     ManagedPublisher,
     PublishRetry,
     PubSub,
+    PushDelivery,
     Receipt,
 )
 from penstock.errors import (
@@ -167,14 +168,22 @@ async def test_a_half_open_connection_ends_every_flight_by_its_deadline(server):
             proxy.thaw()
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-async def test_large_messages_and_a_slow_handler_do_not_cost_the_connection(server, ordered):
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"message_ordering": True},
+        {"push": PushDelivery(subject="deliver.large")},
+        {"push": PushDelivery(subject="deliver.large", group="workers")},
+    ],
+    ids=["pulled", "in order", "pushed", "pushed to a group"],
+)
+async def test_large_messages_and_a_slow_handler_do_not_cost_the_connection(server, how):
     """A server holds back 64 MB for a client, and ends its connection when that is not enough."""
-    name = f"large-{int(ordered)}"
     async with PubSub(server.url) as pubsub:
-        topic = await pubsub.topic(name).create()
+        topic = await pubsub.topic("large").create()
         try:
-            sub = await topic.subscription("billing", message_ordering=ordered).create()
+            sub = await topic.subscription("billing", **how).create()
             for n in range(120):
                 await topic.publish_message(bytes(1_000_000), ordering_key=f"key-{n % 7}")
             errors, attempts = [], []

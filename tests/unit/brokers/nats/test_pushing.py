@@ -1,6 +1,7 @@
 """Being pushed to: a server that sends to whoever listens, and who listens when."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -30,7 +31,7 @@ class Wire:
     timeout = 5.0
 
     def __init__(self):
-        self.listening, self.renewed, self.given_back = [], [], []
+        self.listening, self.renewed, self.given_back, self.told = [], [], [], []
 
     async def until_connected(self, within):
         pass
@@ -46,15 +47,22 @@ class Wire:
     def post(self, parts):
         for part in parts:
             head, _, body = part.partition(b"\r\n")
-            assert body == b"+WPI\r\n"
-            self.renewed.append(head.split()[1].decode())
+            assert body in (b"+WPI\r\n", b"\r\n")
+            (self.renewed if body == b"+WPI\r\n" else self.told).append(head.split()[1].decode())
 
     def give_back(self, replies):
         self.given_back += [reply.decode() for reply in replies]
 
-    def push(self, *sequences):
+    def push(self, *sequences, size=1):
         for sequence in sequences:
-            self.sink(b"orders", ack_id(sequence).encode(), b"", b"x")
+            self.sink(b"orders", ack_id(sequence).encode(), b"", bytes(size))
+
+    def ask_whether_to_go_on(self, number):
+        self.sink(b"in", b"$JS.FC.%d" % number, b"NATS/1.0 100 FlowControl Request\r\n\r\n", b"")
+
+    def say_that_it_waits(self, number):
+        stalled = b"Nats-Consumer-Stalled: $JS.FC.%d\r\n" % number
+        self.sink(b"in", b"", b"NATS/1.0 100 Idle Heartbeat\r\n%b\r\n" % stalled, b"")
 
 
 @pytest.fixture
@@ -68,7 +76,7 @@ def inbox(wire):
 
 
 async def pulled(inbox, count, wait=0.0):
-    raws = await inbox.pull(count, 1000, wait)
+    raws = await inbox.pull(count, 2**30, wait)
     ids = [reply.decode() for _, reply, _, _ in raws]
     inbox.lend(ids)
     return ids
@@ -135,3 +143,51 @@ async def test_closing_gives_back_what_waits_and_ends_who_waits(wire, inbox):
     wire.push(1)
     assert wire.given_back == [ack_id(1)]
     assert await pulled(inbox, 1, wait=60) == []
+
+
+def pushed_to(wire, *, group=""):
+    config = replace(CONFIG, push=PushDelivery(subject="deliver.here", group=group))
+    consumer = Consumer("orders", "billing", config)
+    return PushInbox(wire, SimpleNamespace(give_back=wire.give_back), consumer)
+
+
+@pytest.mark.parametrize("ask", [Wire.ask_whether_to_go_on, Wire.say_that_it_waits])
+async def test_a_server_is_told_to_go_on_when_there_is_room(wire, ask):
+    inbox = pushed_to(wire)
+    await pulled(inbox, 1)
+    ask(wire, 1)
+    assert wire.told == ["$JS.FC.1"]
+    wire.push(*range(1, 20), size=2**20)
+    ask(wire, 2)
+    wire.say_that_it_waits(3)
+    await pulled(inbox, 10)
+    assert wire.told == ["$JS.FC.1"], "nine megabytes wait"
+    await pulled(inbox, 1)
+    assert wire.told == ["$JS.FC.1", "$JS.FC.3"], "the last it asked for, and once"
+    await pulled(inbox, 8)
+    assert len(wire.told) == 2
+    inbox.close()
+
+
+async def test_a_server_is_told_to_go_on_by_whoever_leaves(wire):
+    inbox = pushed_to(wire)
+    await pulled(inbox, 1)
+    wire.push(*range(1, 20), size=2**20)
+    wire.ask_whether_to_go_on(1)
+    await asyncio.sleep(1.1)
+    assert not wire.listening and wire.told == ["$JS.FC.1"]
+    pull = asyncio.create_task(pulled(inbox, 1, wait=60))
+    await settled()
+    wire.ask_whether_to_go_on(2)
+    assert wire.told[1:] == ["$JS.FC.2"], "what it gave back is not counted"
+    inbox.close()
+    await pull
+
+
+async def test_a_member_of_a_group_does_not_keep_a_server_from_the_others(wire):
+    inbox = pushed_to(wire, group="workers")
+    await pulled(inbox, 1)
+    wire.push(*range(1, 20), size=2**20)
+    wire.ask_whether_to_go_on(1)
+    assert wire.told == ["$JS.FC.1"]
+    inbox.close()

@@ -1,7 +1,8 @@
 """Push consumers: the server sends, and what came waits here until it is pulled.
 
 How much may wait is the server's to bound: it sends no more than `max_ack_pending` messages that
-are not settled. It sends to whoever listens, so we listen only while somebody receives.
+are not settled and, to a consumer with flow control, some 32 MB beyond what we said that we have. It
+sends to whoever listens, so we listen only while somebody receives.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from penstock.rules.deadlines import Deadlines
 
 # After so long without a pull, and with nothing lent, nobody receives: others may have it.
 _LEAVE_AFTER = 1.0
+# While more bytes than this wait to be pulled, a server with flow control is not told to go on.
+_ENOUGH = 8 * 2**20
 
 
 class PushInbox:
@@ -31,6 +34,9 @@ class PushInbox:
         self._pulling = pulling
         self._consumer = consumer
         self._waiting: deque[Raw] = deque()
+        self._size = 0
+        # Whom to tell that we have got so far.
+        self._owed = b""
         self._lent: Deadlines[str] = Deadlines()
         self._pulls = 0
         self._news = asyncio.Event()
@@ -92,7 +98,10 @@ class PushInbox:
             max_bytes -= len(self._waiting[0][3])
             if max_bytes < 0 and taken:
                 break
-            taken.append(self._waiting.popleft())
+            raw = self._waiting.popleft()
+            self._size -= len(raw[3])
+            taken.append(raw)
+        self._go_on()
         return taken
 
     # Listening, while somebody receives.
@@ -127,7 +136,9 @@ class PushInbox:
         self._leaving = self._renewing = None
         self._pulling.give_back([raw[1] for raw in self._waiting])
         self._waiting.clear()
+        self._size = 0
         self._lent.clear()
+        self._go_on()
 
     # What comes, and waits.
 
@@ -137,13 +148,22 @@ class PushInbox:
                 self._pulling.give_back([reply])  # It came after we had left.
                 return
             self._waiting.append((subject, reply, block, payload))
+            self._size += len(payload)
             self._news.set()
             self._renew_soon()
             return
         # A consumer with flow control sends no more until it is told that we have got so far.
-        answer_to = (reply or stalled_of(block)) if status_of(block)[0] == IDLE else b""
-        if answer_to:
-            self._wire.post([publish_operation(answer_to, b"", b"", b"")])
+        if status_of(block)[0] == IDLE:
+            self._owed = reply or stalled_of(block) or self._owed
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Have the server go on, if it waits for us and we have room. It waits for any member of a
+        group: those who have no room must not keep it from the others."""
+        push = self._consumer.config.push
+        if self._owed and (self._size <= _ENOUGH or (push is not None and push.group)):
+            self._wire.post([publish_operation(self._owed, b"", b"", b"")])
+            self._owed = b""
 
     def _renew_soon(self) -> None:
         if self._renewing is None and self._waiting:

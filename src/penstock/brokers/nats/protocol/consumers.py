@@ -135,9 +135,11 @@ def updated_consumer(
 
 
 _FILTERS = ("filter_subject", "filter_subjects")
-# A pull takes no more than it asks for; a push is bounded by what may be unsettled.
+# A pull takes no more than it asks for; a push is bounded by what may be unsettled, and by what we
+# say that has come: a server ends a connection on which 64 MB wait to be read.
 _PULLED = {"max_ack_pending": -1, "max_waiting": 512}
 _PUSHED_AT_MOST = 1000
+_SIGN_OF_LIFE = 5.0
 # One client is served; after so long without a word from it, another that waits.
 TAKE_OVER_AFTER = 6.0
 _ONE_AT_A_TIME = {
@@ -149,7 +151,13 @@ _ONE_AT_A_TIME = {
 
 def _pushed(push: PushDelivery) -> dict[str, Any]:
     group = {"deliver_group": push.group} if push.group else {}
-    return {"deliver_subject": push.subject, "max_ack_pending": _PUSHED_AT_MOST, **group}
+    return {
+        "deliver_subject": push.subject,
+        "max_ack_pending": _PUSHED_AT_MOST,
+        "flow_control": True,
+        "idle_heartbeat": int(_SIGN_OF_LIFE * NS),
+        **group,
+    }
 
 
 def unfinished(info: dict[str, Any]) -> int | None:
