@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
@@ -16,8 +15,10 @@ from penstock.brokers.nats.aio.publishing import Publishing
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.aio.pushing import PushInbox
 from penstock.brokers.nats.catalogue import Catalogue
+from penstock.brokers.nats.confirming import Confirming, told
 from penstock.brokers.nats.dead_letters import DeadLetterMover
 from penstock.brokers.nats.failing import Failing
+from penstock.brokers.nats.handing_over import HandingOver, deliveries_of, delivery_of
 from penstock.brokers.nats.loans import Loans, foreign_ids, needs_loans, written_before
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.ordered import OrderedQueue
@@ -25,15 +26,11 @@ from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.headers import check_subject
 from penstock.brokers.nats.protocol.records import (
-    Raw,
     parse_ack_subject,
-    parse_attempt,
-    record_of,
 )
 from penstock.brokers.nats.releases import Releases
 from penstock.brokers.nats.snapshots import Snapshots
 from penstock.clock import Clock
-from penstock.config import SubscriptionConfig
 from penstock.errors import (
     InvalidArgumentError,
     PenstockError,
@@ -118,8 +115,7 @@ class NatsBroker:
         self._loans: dict[tuple[str, str], Loans] = {}
         self._pushed: dict[tuple[str, str], PushInbox] = {}
         self._ordered: dict[tuple[str, str], OrderedQueue] = {}
-        # And by sequence: whether the server has confirmed that a message is done.
-        self._acking: dict[tuple[str, str], dict[int, asyncio.Future[bool]]] = {}
+        self._confirming = Confirming()
         self._catalogue.on_forget = self._forget
         self._catalogue.on_change = self._reconfigure
         connection.on_denied = self._denied
@@ -202,7 +198,7 @@ class NatsBroker:
             if consumer.config.dead_letter_policy is not None:
                 self._mover.watch(consumer)
                 self._releases.follow(consumer)
-            hand_over = _HandOver(self._catalogue, consumer, take) if take is not None else None
+            hand_over = HandingOver(self._catalogue, consumer, take) if take is not None else None
             try:
                 taken = await self._take(consumer, max_messages, max_bytes, remaining, hand_over)
             except SubscriptionNotFoundError as missing:
@@ -226,7 +222,7 @@ class NatsBroker:
         max_messages: int,
         max_bytes: int,
         wait: float,
-        hand_over: _HandOver | None,
+        hand_over: HandingOver | None,
     ) -> list[Delivery]:
         """What comes: asked for, pushed, or lent in order."""
         config = consumer.config
@@ -239,7 +235,7 @@ class NatsBroker:
             return await self._take_in_time(consumer, max_messages, max_bytes, wait)
         else:
             raws = await self._pulling.pull(consumer, max_messages, max_bytes, wait, hand_over)
-        return _deliveries(consumer, raws)
+        return deliveries_of(consumer, raws)
 
     async def _take_in_time(
         self, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
@@ -255,11 +251,11 @@ class NatsBroker:
         )
         age = asyncio.get_running_loop().time() - since
         if age < 2 * heartbeat:
-            return _deliveries(consumer, raws)
+            return deliveries_of(consumer, raws)
         late = msgspec.structs.replace
         return [
             late(delivery, ack_deadline=deadline - age)
-            for delivery in _deliveries(consumer, raws)
+            for delivery in deliveries_of(consumer, raws)
             if age < _NEARLY * deadline
         ]
 
@@ -293,7 +289,7 @@ class NatsBroker:
                 self._pulling,
                 self._catalogue,
                 self.log,
-                _delivery,
+                delivery_of,
             )
         return queue
 
@@ -344,7 +340,7 @@ class NatsBroker:
         queue = self._ordered.get(consumer.key)
         try:
             if consumer.config.enable_exactly_once_delivery:
-                deliveries = await self._not_done(consumer, deliveries)
+                deliveries = await self._confirming.without_done(consumer, deliveries)
             if consumer.config.filter:
                 deliveries = await self._filtered(consumer, deliveries)
             if consumer.config.dead_letter_policy is not None:
@@ -362,36 +358,6 @@ class NatsBroker:
                     # A spent one that could not be moved comes again, and its key waits for it.
                     queue.settled(sequence, told.get(sequence, b"+ACK"))
         return deliveries
-
-    async def _not_done(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
-        """Without those that came again while the server was being told that they are done: whoever
-        hears that this is so must not see them again."""
-        confirmed = self._acking.get(consumer.key, {})
-        kept: list[Delivery] = []
-        for delivery in deliveries:
-            done = confirmed.get(delivery.record.sequence)
-            if done is None or not await asyncio.shield(done):
-                kept.append(delivery)
-        return kept
-
-    @contextmanager
-    def _confirming(self, consumer: Consumer, acks: list[tuple[bytes, bytes]]) -> Iterator[None]:
-        """Around telling the server; what is not confirmed by the end of it is not done."""
-        confirmed = self._acking.setdefault(consumer.key, {})
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        sequences = [sequence for sequence, answer in _told(acks) if answer == b"+ACK"]
-        confirmed.update(dict.fromkeys(sequences, done))
-        try:
-            yield
-            done.set_result(True)
-        finally:
-            if not done.done():
-                done.set_result(False)
-            for sequence in sequences:
-                if confirmed.get(sequence) is done:
-                    del confirmed[sequence]
-            if not confirmed:
-                self._acking.pop(consumer.key, None)
 
     async def _filtered(self, consumer: Consumer, deliveries: list[Delivery]) -> list[Delivery]:
         """JetStream knows no attributes: what does not match is acked here."""
@@ -438,9 +404,9 @@ class NatsBroker:
         if acks and (exactly_once or queue is not None):
             # In order, the next of a key goes only when the server is done with the one before.
             if queue is not None:
-                for sequence, answer in _told(acks):
+                for sequence, answer in told(acks):
                     queue.settling(sequence, answer)
-            with self._confirming(consumer, acks):
+            with self._confirming.of(consumer, acks):
                 await self._pulling.write_acks_and_wait(acks)
         elif acks:
             await self._pulling.write_acks(acks)
@@ -450,7 +416,7 @@ class NatsBroker:
             for settlement in answered:
                 loans.settled(settlement, now)
         if queue is not None:
-            for sequence, answer in _told(acks):
+            for sequence, answer in told(acks):
                 queue.settled(sequence, answer)
         if (inbox := self._pushed.get(consumer.key)) is not None:
             inbox.settled(answered)
@@ -500,36 +466,6 @@ class NatsBroker:
             inbox.lend([delivery.ack_id for delivery in deliveries])
 
 
-class _HandOver:
-    """Gives what comes to whoever takes it, if nothing has to be done with it before."""
-
-    __slots__ = ("_catalogue", "_consumer", "_is_plain", "_take", "began")
-
-    def __init__(self, catalogue: Catalogue, consumer: Consumer, take: Take) -> None:
-        self._catalogue = catalogue
-        self._consumer = consumer
-        self._is_plain = _is_plain(consumer.config)
-        self._take = take
-        self.began = False
-        """Something was taken."""
-
-    def __call__(self, raws: list[Raw]) -> bool:
-        consumer = self._catalogue.latest(self._consumer)
-        if consumer is not self._consumer:
-            # It was configured anew while we waited.
-            self._consumer, self._is_plain = consumer, _is_plain(consumer.config)
-        if not self._is_plain:
-            return False
-        self.began = True
-        self._take(_deliveries(consumer, raws))
-        return True
-
-
-def _is_plain(config: SubscriptionConfig) -> bool:
-    """Nothing has to be done with its messages before somebody takes them."""
-    return not config.filter and not needs_loans(config)
-
-
 def _says_missing(answer: Receipt | PublishFault) -> bool:
     return isinstance(answer, PublishFault) and isinstance(answer.error, TopicNotFoundError)
 
@@ -541,26 +477,3 @@ def _refusal(topic: str, draft: Draft, subjects: Sequence[str]) -> InvalidArgume
     except InvalidArgumentError as error:
         return error
     return None
-
-
-def _told(acks: list[tuple[bytes, bytes]]) -> list[tuple[int, bytes]]:
-    """Which messages the server is told of, by sequence, and what."""
-    return [
-        (parse_ack_subject(to).sequence, answer)
-        for to, answer in acks
-        if to.startswith(b"$JS.ACK.")
-    ]
-
-
-def _deliveries(consumer: Consumer, raws: Sequence[Raw]) -> list[Delivery]:
-    topic, ack_deadline = consumer.config.topic, consumer.config.ack_deadline
-    deliveries = []
-    for subject, reply, block, payload in raws:
-        delivered, sequence, published_ns = parse_attempt(reply)
-        record = record_of(topic, subject, block, payload, sequence, published_ns)
-        deliveries.append(Delivery(record, reply.decode(), delivered, ack_deadline))
-    return deliveries
-
-
-def _delivery(consumer: Consumer, raw: Raw) -> Delivery:
-    return _deliveries(consumer, (raw,))[0]

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.brokers.nats.aio.running import Running
 from penstock.brokers.nats.broker import NatsBroker
+from penstock.brokers.nats.confirming import Confirming
 from penstock.brokers.nats.failing import Failing
 from penstock.brokers.nats.loans import WRITTEN_AFTER, Loans
 from penstock.brokers.nats.protocol.consumers import Consumer
@@ -212,7 +213,8 @@ def plain_broker(consumer):
     broker._catalogue = SimpleNamespace(consumer=known)
     broker._clock, broker._pulling = VirtualClock(), SimpleNamespace(write_acks=write_acks)
     broker._failing = Failing(None, None, None, "penstock")
-    broker._ordered, broker._acking, broker._loans, broker._pushed = {}, {}, {}, {}
+    broker._ordered, broker._loans, broker._pushed = {}, {}, {}
+    broker._confirming = Confirming()
     return broker, sent
 
 
@@ -228,8 +230,8 @@ def exactly_once_broker():
     broker._connection = SimpleNamespace(wire=wire())
     broker._catalogue = SimpleNamespace(consumer=known)
     broker._clock, broker._pulling = VirtualClock(), Pulling()
-    broker._ordered, broker._acking, broker._loans = {}, {}, {}
-    broker._pushed = {}
+    broker._ordered, broker._loans, broker._pushed = {}, {}, {}
+    broker._confirming = Confirming()
     broker._remember(consumer, [delivery(1)])
     return broker, consumer
 

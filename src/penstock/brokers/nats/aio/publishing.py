@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import groupby, repeat
 from math import inf
 from operator import attrgetter
-from typing import TypeAlias
 
 from penstock.batching import GroupCommit
+from penstock.brokers.nats.aio.calls import STORED, Call, Operation, written
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.reply_names import ReplyNames
-from penstock.brokers.nats.aio.wire import WRITE_CHUNK
 from penstock.brokers.nats.catalogue import Catalogue, Routes
 from penstock.brokers.nats.protocol.errors import denied
 from penstock.brokers.nats.protocol.headers import (
@@ -46,72 +44,7 @@ _QUIET_TURNS = 10
 # What an atomic batch adds to the headers of a message, generously.
 _BATCH_HEADERS = 160
 
-
-Operation: TypeAlias = tuple[int, bytes, bytes]
-"""The index of a draft, its subject and its header block."""
-
-
-# What nearly every ack looks like: the call, the index, and the sequence it was stored at.
-_STORED = rb'(\d+)\.(\d{1,9}) %b \d+\r\n\{"stream":"[^"]*","seq":(\d{1,20})\}\r\n'
-
-
 _subject, _data = attrgetter("subject"), attrgetter("data")
-
-_INDEXED = 1000
-_INDEXES = [b"%d" % at for at in range(_INDEXED)]
-
-
-class _Call:
-    """Answers to one write, by index: the sequence a draft was stored at, or whatever else came,
-    as header block and payload."""
-
-    __slots__ = ("answers", "done", "left", "repeated", "sent", "until")
-
-    def __init__(self, sent: Sequence[tuple[object, bytes, bytes]], expected: int, total: int):
-        self.sent = sent
-        self.until = inf
-        """When waiting for the answers ends."""
-        self.answers: list[int | tuple[bytes, bytes] | None] = [None] * total
-        self.left = expected
-        self.repeated = False
-        """There were more answers than messages."""
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def stored(self, indexes: list[bytes], sequences: list[int]) -> None:
-        """Plain acks, mostly in order and one each: then they are taken in one piece."""
-        first = int(indexes[0])
-        last = first + len(indexes)
-        if indexes == _INDEXES[first:last] and last <= len(self.answers):
-            new = self.answers[first:last].count(None)
-            self.left -= new
-            self.repeated |= new < len(indexes)
-            self.answers[first:last] = sequences
-            self._end_if_complete()
-        else:
-            for index, sequence in zip(indexes, sequences, strict=True):
-                self.answer(int(index), sequence)
-
-    def answer(self, index: int, answer: int | tuple[bytes, bytes]) -> None:
-        if index >= len(self.answers):
-            self.repeated = True  # It is about what was sent under this name before.
-            return
-        before = self.answers[index]
-        if before is None:
-            self.left -= 1
-        else:
-            self.repeated = True
-        if type(before) is not int:  # Stored is stored, whoever answers as well.
-            self.answers[index] = answer
-        self._end_if_complete()
-
-    def _end_if_complete(self) -> None:
-        if self.left <= 0 and not self.done.done():
-            self.done.set_result(None)
-
-    def fail(self, error: PenstockError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-            self.done.exception()  # Seen: whoever waits for it is told.
 
 
 class Publishing:
@@ -123,7 +56,7 @@ class Publishing:
         self._wire = connection.wire
         self._prefix = f"{connection.options.inbox_prefix}.{secrets.token_hex(8)}"
         self._reply = f" {self._prefix}.".encode()
-        self._calls: dict[bytes, _Call] = {}
+        self._calls: dict[bytes, Call] = {}
         self._names = ReplyNames()
         self._watching: asyncio.TimerHandle | None = None
         self._at = len(self._prefix) + 1
@@ -135,7 +68,7 @@ class Publishing:
         return self._wire.max_payload
 
     def open(self) -> None:
-        self._wire.subscribe_runs(self._prefix, _STORED, self._on_stored, self._on_answer)
+        self._wire.subscribe_runs(self._prefix, STORED, self._on_stored, self._on_answer)
 
     def denied(self, text: str) -> None:
         """The server refused a subject we published on: say so to those who did."""
@@ -230,10 +163,10 @@ class Publishing:
         """Send each by itself, all at once, and wait for all acks. `alone`: the server is in no
         cluster, and answers each once."""
         name = self._names.next() if alone else self._names.new()
-        parts = _written(b"%b%b." % (self._reply, name), drafts, operations)
+        parts = written(b"%b%b." % (self._reply, name), drafts, operations)
         # What can be done while the server works is: no answer is read before the first `await`.
         sent = len(parts) == 1 and self._wire.write_now(parts[0])
-        call = self._calls[name] = _Call(operations, len(operations), len(drafts))
+        call = self._calls[name] = Call(operations, len(operations), len(drafts))
         error = await self._send(call, name, [] if sent else parts)
         got = call.answers
         plain = True
@@ -249,7 +182,7 @@ class Publishing:
         elif alone and plain:
             self._names.answered(name, asyncio.get_running_loop().time())
 
-    async def _send(self, call: _Call, name: bytes, parts: list[bytes]) -> PenstockError:
+    async def _send(self, call: Call, name: bytes, parts: list[bytes]) -> PenstockError:
         """Write what is not written yet, and wait; returns what to say of those that were not
         answered."""
         self._watch(call)
@@ -263,7 +196,7 @@ class Publishing:
             del self._calls[name]
         return InternalError("The NATS server did not answer")
 
-    def _watch(self, call: _Call) -> None:
+    def _watch(self, call: Call) -> None:
         """See to it that the call ends though nobody answers. One timer for all: they have the
         same time."""
         loop = asyncio.get_running_loop()
@@ -344,7 +277,7 @@ class Publishing:
         None when the server refused the batch as a whole.
         """
         name = self._names.new()
-        call = self._calls[name] = _Call(waiting, 1, 1)
+        call = self._calls[name] = Call(waiting, 1, 1)
         reply = b"%b.%b.0" % (self._prefix.encode(), name)
         batch = secrets.token_hex(8).encode()
         last = len(waiting)
@@ -379,35 +312,6 @@ class Publishing:
             Receipt(draft.message_id or unnamed(topic, first + n), first + n)
             for n, (draft, _, _) in enumerate(waiting)
         ]
-
-
-def _written(reply: bytes, drafts: Sequence[Draft], operations: list[Operation]) -> list[bytes]:
-    """The operations as they are sent, together if that is one write. To join what is there takes
-    a third of the time of formatting it."""
-    pieces: list[bytes] = []
-    for at, subject, header in operations:
-        data = drafts[at].data
-        pieces += (
-            b"HPUB " if header else b"PUB ",
-            subject,
-            reply,
-            _INDEXES[at] if at < _INDEXED else b"%d" % at,
-            _sizes(len(header), len(data)),
-            header,
-            data,
-            b"\r\n",
-        )
-    whole = b"".join(pieces)
-    if len(whole) <= WRITE_CHUNK:
-        return [whole]
-    each = len(pieces) // len(operations)
-    return [b"".join(pieces[at : at + each]) for at in range(0, len(pieces), each)]
-
-
-# Few sizes come again and again.
-@lru_cache(maxsize=4096)
-def _sizes(header: int, payload: int) -> bytes:
-    return b" %d %d\r\n" % (header, header + payload) if header else b" %d\r\n" % payload
 
 
 def _not_acknowledged(seconds: float) -> DeadlineExceededError:

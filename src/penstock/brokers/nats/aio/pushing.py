@@ -1,8 +1,8 @@
 """Push consumers: the server sends, and what came waits here until it is pulled.
 
 How much may wait is the server's to bound: it sends no more than `max_ack_pending` messages that
-are not settled and, to a consumer with flow control, some 32 MB beyond what we said that we have. It
-sends to whoever listens, so we listen only while somebody receives.
+are not settled and, to a consumer with flow control, no more than some 32 MB beyond what we said
+that we have. It sends to whoever listens, so we listen only while somebody receives.
 """
 
 from __future__ import annotations
