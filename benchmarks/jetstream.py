@@ -24,7 +24,7 @@ PAYLOAD = bytes(256)
 WINDOW = 4000
 # Where every write is synced a batch has no more than 1000, and syncs are counted by the window.
 SYNCED_WINDOW = 512
-REPEATS = 5
+REPEATS = 7
 # Some seconds of publishing: a publisher lives longer than its first second, in which the server
 # learns each subject that acks go to.
 PUBLISHED = 250_000
@@ -276,13 +276,14 @@ async def main() -> bool:
     rows: list[Row] = []
     async with running(sync=False) as (port, _):
         ways = Publishers(port, PUBLISHED)
+        # Those that are compared are neighbours: the machine changes from one second to the next.
         published = {
-            "managed": ways.managed,
-            "defaults": ways.managed_with_the_defaults,
             "nats_py": ways.nats_py_async,
-            "one_by_one": ways.nats_py_one_by_one,
+            "managed": ways.managed,
             "bare": ways.bare_socket,
             "one_inbox": ways.bare_socket_one_inbox,
+            "defaults": ways.managed_with_the_defaults,
+            "one_by_one": ways.nats_py_one_by_one,
         }
         figures = await interleaved(
             REPEATS, **{name: ways.each_to_its_own(way) for name, way in published.items()}
