@@ -49,7 +49,8 @@ from penstock.media.transcript import Segment
 if TYPE_CHECKING:
     from penstock.jobs.messaging.worker import StageWorker
     from penstock.jobs.service import JobService, JobWish
-    from penstock.jobs.store.job_store import ProcessingJobStore, idempotent
+    from penstock.jobs.store.idempotent import idempotent
+    from penstock.jobs.store.job_store import ProcessingJobStore
     from penstock.jobs.store.records import JobRecord
     from penstock.jobs.system import JobSystem, job_system
     from penstock.jobs.views.projection import Projection
@@ -131,7 +132,7 @@ _LATER = {
     "Projection": "views.projection",
     "SqlJobViews": "views.sql",
     "StageWorker": "messaging.worker",
-    "idempotent": "store.job_store",
+    "idempotent": "store.idempotent",
     "job_system": "system",
 }
 

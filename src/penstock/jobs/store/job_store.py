@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
 from operator import itemgetter
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +19,7 @@ from sqlalchemy import Row, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.batching import GroupCommit
-from penstock.errors import AlreadyExistsError, NotFoundError
+from penstock.errors import AlreadyExistsError
 from penstock.jobs.model.job import Job
 from penstock.jobs.pipeline.stage import Text
 from penstock.jobs.settings import JobSettings
@@ -56,7 +55,6 @@ from penstock.transactional.many_rows import READ_FIRST, OvertakenError
 from penstock.transactional.relay import Work
 from penstock.transactional.schema import prepare
 
-T = TypeVar("T")
 # A kind of change: makes those of its kind that are wanted, and answers each.
 _Change = Callable[[AsyncConnection, Sequence[Any]], Awaitable[Sequence[Any]]]
 
@@ -495,29 +493,3 @@ class ProcessingJobStore:
 def _others(found: Iterable[Row[Any]], read: Mapping[str, JobRecord]) -> frozenset[str]:
     """The names of those that could not be read."""
     return frozenset(row.job_id for row in found if row.job_id not in read)
-
-
-def idempotent(
-    store: ProcessingJobStore,
-) -> Callable[[Callable[[Job], Awaitable[T]]], Callable[[Job], Awaitable[T | None]]]:
-    """Call a handler only for jobs that are still where their message says they are.
-
-    A message that comes again after its effect was stored, or about a run that is over, is
-    skipped and None returned. Store the effect with `advance` or `fail`, which are guarded as
-    well, and a handler that crashes half-way or runs twice at once changes the job once.
-    """
-
-    def wrap(
-        handler: Callable[[Job], Awaitable[T]],
-    ) -> Callable[[Job], Awaitable[T | None]]:
-        @wraps(handler)
-        async def guarded(job: Job) -> T | None:
-            record = await store.get(job.job_id)
-            if record is None:
-                raise NotFoundError(f"Job {job.job_id} is not in the store; is this its database?")
-            due = standing(store.pipeline, job, record) is Standing.DUE
-            return await handler(job) if due else None
-
-        return guarded
-
-    return wrap
