@@ -20,8 +20,8 @@ def idempotent(
     """Call a handler only for jobs that are still where their message says they are.
 
     A message that comes again after its effect was stored, or about a run that is over, is
-    skipped and None returned. Store the effect with `advance` or `fail`, which are guarded as
-    well, and a handler that crashes half-way or runs twice at once changes the job once.
+    skipped and None returned. Store the effect with the store's `step` or `take`, which are guarded
+    as well, and a handler that crashes half-way or runs twice at once changes the job once.
     """
 
     def wrap(
