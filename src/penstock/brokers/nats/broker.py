@@ -103,6 +103,7 @@ class NatsBroker:
         self.log = NatsLog(connection, self._catalogue, self._pulling)
         self._releases = Releases(connection, self._catalogue)
         self._pulling.giving_back = self._releases.giving_back
+        self._pulling.on_sign = self._catalogue.look_again_at
         self._failing = Failing(self._publishing, self._pulling, self._releases, self.project)
         self._mover = DeadLetterMover(
             connection, self._catalogue, self._pulling, self.log, self._failing.move

@@ -210,9 +210,14 @@ class Catalogue:
 
     def look_again(self, subscription: str) -> None:
         """Find out in passing whether somebody has changed a subscription that is in use."""
-        consumer, now = self._consumers.get(_asked_for(subscription)), _now()
+        consumer = self._consumers.get(_asked_for(subscription))
+        if consumer is not None:
+            self.look_again_at(consumer)
+
+    def look_again_at(self, consumer: Consumer) -> None:
+        now = _now()
         # Who may not look at it never did.
-        if consumer is None or now - self._looked.get(consumer.key, now) < _LOOK_AGAIN_AFTER:
+        if now - self._looked.get(consumer.key, now) < _LOOK_AGAIN_AFTER:
             return
         self._looked[consumer.key] = now
         # Owned here: ends with its answer, or in `close`.

@@ -50,6 +50,11 @@ class KeyBook:
         return len(self._held) + len(self._ready)
 
     @property
+    def size(self) -> int:
+        """Bytes of those."""
+        return sum(d.record.size for here in (self._held, self._ready) for d in here.values())
+
+    @property
     def lent(self) -> int:
         return len(self._lent)
 

@@ -242,17 +242,26 @@ class OrderedQueue:
         if self._survey.needed:
             self._begin_anew()
         while self._pulls or self._book.lent:
-            messages, size = self._asked
-            room = max(messages, 1) - self._book.here
+            room, size = self._room()
             if room <= 0:
                 if not self._comes_back:
                     await self._change(self._pause())
                 self._comes_back = False
-                if self._book.here < messages or not (self._book.waits or self._book.lent):
+                room, size = self._room()
+                if room > 0 or not (self._book.waits or self._book.lent):
                     continue
-                if self._book.here >= messages + _EXTRA:
+                if room <= -_EXTRA or size <= -self._pulling.allowance.one:
                     self._make_room()
             await self._request(max(room, 1), size)
+
+    def _room(self) -> tuple[int, int]:
+        """Messages and bytes that may be asked for beside what is here; with nothing here one
+        message, however large it is. Less than nothing: so much more is here."""
+        messages, most = self._asked
+        here = self._book.here
+        size = most - self._book.size
+        room = max(messages, 1) - here
+        return (min(room, 0) if here and size <= 0 else room), size
 
     def _pause(self) -> float:
         """Seconds in which another request would bring nothing but what is new, as far as one
@@ -294,24 +303,29 @@ class OrderedQueue:
             request["group"] = self._consumer.group
             if self._pin:
                 request["id"] = self._pin
+        allowance = self._pulling.allowance
+        size = allowance.one
         if max_bytes > 0 and batch > 1:
-            request["max_bytes"] = max_bytes
+            size = request["max_bytes"] = min(max_bytes, allowance.share(batch))
         self._left, self._status = batch, (0, "")
         self._keeping.asking(loop.time())
         self._ended = loop.create_future()
         subject = next_message(self._consumer.stream, self._consumer.name).encode()
         reply = f"{self._prefix}.{self._requests}".encode()
-        await self._wire.write([publish_operation(subject, reply, b"", encode_request(request))])
-        if not self._ended.done():
-            self._keeping.asked()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(expires + self._wire.timeout):
-                await self._ended
+        operation = publish_operation(subject, reply, b"", encode_request(request))
+        with allowance.asking(size):
+            await self._wire.write([operation])
+            if not self._ended.done():
+                self._keeping.asked()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(expires + self._wire.timeout):
+                    await self._ended
         code, text = self._status
         if code == _WRONG_PIN:
             self._lose_pin()
         elif "Exceeds MaxBytes" in text:
-            await self._request(1, 0)
+            async with allowance.turn():
+                await self._request(1, 0)
         else:
             failure = ended_by(self._consumer, code, text)
             if failure is not None:

@@ -432,6 +432,37 @@ def test_a_handler_that_wants_the_program_to_end_keeps_nothing_from_the_next_one
     run_real(next_program())
 
 
+async def test_who_waits_for_messages_hears_of_a_new_filter_before_the_next_one(
+    server, monkeypatch
+):
+    monkeypatch.setattr("penstock.brokers.nats.aio.pulling._SIGN_OF_LIFE", 0.2)
+    monkeypatch.setattr("penstock.brokers.nats.catalogue._LOOK_AGAIN_AFTER", 0.2)
+    async with PubSub(server.url) as pubsub, PubSub(server.url) as elsewhere:
+        topic = await pubsub.topic("waited-for").create()
+        try:
+            sub = await topic.subscription("billing").create()
+            seen = []
+            sub.on("message", lambda message: (seen.append(message.data), message.ack()))
+            sub.open()
+            await topic.publish_message(b"before")
+            await eventually(lambda: seen)
+            await (
+                elsewhere.topic("waited-for")
+                .subscription("billing")
+                .update(filter="attributes:wanted")
+            )
+            broker = await pubsub.broker()
+            known = broker._catalogue._consumers
+            await eventually(lambda: all(one.config.filter for one in known.values()))
+            await topic.publish_message(b"unwanted")
+            await topic.publish_message(b"wanted", {"wanted": "1"})
+            await eventually(lambda: len(seen) == 2)
+            assert seen == [b"before", b"wanted"]
+            await sub.close()
+        finally:
+            await topic.delete()
+
+
 @pytest.mark.parametrize("half_way", [False, True])
 async def test_a_filter_is_kept_to_by_a_pull_that_waits_already(server, monkeypatch, half_way):
     """Half way: a part of what it asked for was taken before. The server ends a request when it has
@@ -447,6 +478,7 @@ async def test_a_filter_is_kept_to_by_a_pull_that_waits_already(server, monkeypa
         try:
             sub = await topic.subscription("billing").create()
             broker, taken = await pubsub.broker(), []
+            broker._pulling._with_more.add(("late-filter", "billing"))
             pull = asyncio.ensure_future(
                 broker.pull_to(taken.extend, "billing", max_messages=3, max_bytes=10**7, wait=30)
             )

@@ -9,6 +9,7 @@ import contextlib
 import re
 import time
 
+import nats
 import pytest
 
 from penstock import (
@@ -174,9 +175,8 @@ async def test_a_half_open_connection_ends_every_flight_by_its_deadline(server):
         {},
         {"message_ordering": True},
         {"push": PushDelivery(subject="deliver.large")},
-        {"push": PushDelivery(subject="deliver.large", group="workers")},
     ],
-    ids=["pulled", "in order", "pushed", "pushed to a group"],
+    ids=["pulled", "in order", "pushed"],
 )
 async def test_large_messages_and_a_slow_handler_do_not_cost_the_connection(server, how):
     """A server holds back 64 MB for a client, and ends its connection when that is not enough."""
@@ -201,6 +201,69 @@ async def test_large_messages_and_a_slow_handler_do_not_cost_the_connection(serv
             assert attempts == [1] * 120
             assert not errors
         finally:
+            await topic.delete()
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["pulled", "in order"])
+async def test_many_subscriptions_with_large_messages_do_not_cost_the_connection(server, ordered):
+    """Nor does a client that stands still while all of them have a backlog, or wait for it."""
+    count, each = (6, 30) if ordered else (20, 12)
+    async with PubSub(server.url) as pubsub, PubSub(server.url) as publishing:
+        topic = await pubsub.topic("many-large").create()
+        try:
+            subs = [
+                await topic.subscription(f"billing-{n}", message_ordering=ordered).create()
+                for n in range(count)
+            ]
+            errors, attempts = [], []
+
+            def handle(message):
+                attempts.append(message.delivery_attempt)
+                if len(attempts) in (1, count * each // 2):
+                    time.sleep(2)
+                message.ack()
+
+            for sub in subs:
+                sub.on("error", errors.append)
+                sub.on("message", handle)
+            publisher = publishing.topic("many-large")
+            for n in range(each):
+                if n == each // 2:
+                    for sub in subs:
+                        sub.open()
+                    await asyncio.sleep(0.5)
+                await publisher.publish_message(bytes(900_000), ordering_key=f"key-{n % 7}")
+            await eventually(lambda: len(attempts) == count * each)
+            await asyncio.gather(*(sub.close() for sub in subs))
+            assert attempts == [1] * count * each
+            assert not errors
+        finally:
+            await topic.delete()
+
+
+async def test_a_member_of_a_group_that_is_somebody_elses_keeps_nothing_from_the_others(server):
+    push = PushDelivery(subject="deliver.shared", group="workers")
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("shared").create()
+        other = await nats.connect(server.url)
+        try:
+            sub = await topic.subscription("billing", push=push).create()
+            theirs, ours = [], []
+
+            async def take(message):
+                theirs.append(message.reply)
+
+            await other.subscribe("deliver.shared", queue="workers", cb=take)
+            sub.on("message", lambda message: (ours.append(message), message.ack()))
+            sub.open()
+            for _ in range(20):
+                await asyncio.gather(*(topic.publish_message(bytes(100_000)) for _ in range(20)))
+            await eventually(lambda: len(ours) + len(theirs) == 400)
+            assert ours
+            assert all(reply.startswith("$JS.ACK.") for reply in theirs), "nothing is asked of it"
+            await sub.close()
+        finally:
+            await other.close()
             await topic.delete()
 
 

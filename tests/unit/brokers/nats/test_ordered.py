@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from penstock.brokers.nats.aio.allowance import Allowance
 from penstock.brokers.nats.aio.running import Running
 from penstock.brokers.nats.ordered import OrderedQueue
 from penstock.brokers.nats.protocol.consumers import Consumer
@@ -27,6 +28,7 @@ class Server:
     """Lends messages of one key for requests: what came back before what is new."""
 
     timeout = 5.0
+    max_payload = 2**20
     connected = True
     lone_server = "first run"
 
@@ -44,6 +46,7 @@ class Server:
         self.answered = None
         self.silent = None
         self.headers = b""
+        self.size = 1
 
     def on_loss(self, act):
         self.lose = act
@@ -70,7 +73,8 @@ class Server:
             self.requests += 1
             self.reply = head.split()[2]
             request = msgspec.json.decode(body.strip())
-            self.waiting.append(request["batch"])
+            most = request.get("max_bytes", request["batch"] * self.size) // self.size
+            self.waiting.append(min(request["batch"], most))
             loop = asyncio.get_running_loop()
             loop.call_later(request["expires"] / 1e9, self.expire, self.requests)
         self.serve()
@@ -106,7 +110,7 @@ class Server:
     def lend(self, sequence):
         attempt = self.attempts[sequence] = self.attempts.get(sequence, 0) + 1
         reply = b"$JS.ACK.orders.billing.%d.%d.1.1700000000000000000.5" % (attempt, sequence)
-        self._sink(b"orders", reply, self.headers, b"x")
+        self._sink(b"orders", reply, self.headers, bytes(self.size))
 
     def refuse(self, status):
         """End the request that waits."""
@@ -141,8 +145,9 @@ def decoded(consumer, raw):
 class Receiver:
     """A queue with one message lent and its window full of those behind it."""
 
-    def __init__(self, server, window=2, consumer=CONSUMER):
+    def __init__(self, server, window=2, consumer=CONSUMER, size=10**6):
         self.window = window
+        self.size = size
         self.given_back = []
         pulling = SimpleNamespace(
             inbox_prefix="_INBOX",
@@ -150,11 +155,12 @@ class Receiver:
                 parse_ack_subject(reply).sequence for reply in replies
             ),
             giving_back=lambda replies: [],
+            allowance=Allowance(server),
         )
         self.queue = OrderedQueue(consumer, server, pulling, server, server, decoded)
 
     async def pull(self, wait):
-        taken = await self.queue.pull(self.window, 10**6, wait)
+        taken = await self.queue.pull(self.window, self.size, wait)
         return [delivery.record.sequence for delivery in taken]
 
     def nack(self, server, sequence, delay=0.0):
@@ -409,3 +415,29 @@ async def test_a_queue_that_was_closed_is_kept_by_nobody():
         receiver.queue.close()
         assert server.lose is None
         receiver.queue.close()
+
+
+async def test_what_waits_its_turn_is_bounded_in_bytes():
+    """The first is lent, and those behind it on its key wait: ten of them fill the window."""
+    server = Server(1000)
+    server.size = 1000
+    receiver = Receiver(server, window=1000, size=10_000)
+    assert await receiver.pull(1) == [1]
+    for _ in range(5):
+        assert await receiver.pull(2) == []
+    assert 10 <= len(server.attempts) - 1 <= 11
+    receiver.queue.settled(1, b"+ACK")
+    assert await receiver.pull(1) == [2]
+    receiver.queue.close()
+
+
+async def test_what_a_key_waits_for_is_asked_for_though_the_bytes_are_used_up():
+    server = Server(1000)
+    server.size = 1000
+    receiver = Receiver(server, window=1000, size=10_000)
+    assert await receiver.pull(1) == [1]
+    assert await receiver.pull(2) == []
+    receiver.nack(server, 1)
+    assert await receiver.pull(5) == [1]
+    assert server.attempts[1] == 2
+    receiver.queue.close()

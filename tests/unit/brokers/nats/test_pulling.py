@@ -4,14 +4,15 @@ import asyncio
 import json
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.broker import NatsBroker
-from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.brokers.nats.protocol.consumers import Consumer, PullLimits
 from penstock.clock import NS
 from penstock.config import SubscriptionConfig
-from penstock.errors import DeadlineExceededError, UnavailableError
+from penstock.errors import DeadlineExceededError, SubscriptionNotFoundError, UnavailableError
 from penstock.testing import settled
 
 CONSUMER = Consumer("orders", "billing", SubscriptionConfig(name="billing", topic="orders"))
@@ -71,8 +72,11 @@ def wire():
 
 
 def pulling(wire):
+    """That has been given messages, and left more."""
     options = SimpleNamespace(inbox_prefix="_INBOX", timeout=5.0)
-    return Pulling(SimpleNamespace(wire=wire, options=options))
+    requests = Pulling(SimpleNamespace(wire=wire, options=options))
+    requests._with_more.add(CONSUMER.key)
+    return requests
 
 
 async def waiting_pull(wire):
@@ -204,6 +208,7 @@ async def test_acks_that_nobody_is_there_to_confirm_are_no_success(wire):
         await acks
 
 
+TOO_LARGE = b"NATS/1.0 409 Message Size Exceeds MaxBytes\r\n\r\n"
 NOTHING_YET = b"NATS/1.0 100 Idle Heartbeat\r\n\r\n"
 
 
@@ -438,6 +443,119 @@ async def test_what_follows_something_that_was_taken_is_returned_if_it_was_not(w
     assert [reply for _, reply, _, _ in await pull] == [SECOND]
 
 
+async def test_what_is_too_large_to_follow_something_that_was_taken_is_not_asked_for_again(wire):
+    pull = await handing_pull(wire, lambda _: True)
+    wire.deliver(FIRST)
+    wire.all_is_read()
+    request = wire.written
+    wire.end(b"NATS/1.0 409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: 1\r\n\r\n")
+    await settled()
+    assert wire.written is request, "there may be no room left"
+    assert await pull == []
+
+
+async def test_an_end_of_a_request_is_told_whatever_was_taken_of_the_one_before_it(wire):
+    requests = pulling(wire)
+    first = asyncio.ensure_future(requests.pull(CONSUMER, 1, 1000, 30, lambda _: True))
+    await settled()
+    wire.deliver(FIRST)
+    wire.all_is_read()
+    assert await first == []
+    second = asyncio.ensure_future(requests.pull(CONSUMER, 1, 1000, 30, lambda _: True))
+    await settled()
+    wire.end(b"NATS/1.0 409 Consumer Deleted\r\n\r\n")
+    with pytest.raises(SubscriptionNotFoundError):
+        await second
+    assert len(wire.sinks) == 1, "both had the same inbox"
+
+
+async def test_what_confirms_acks_is_not_handed_over_to_whoever_pulled_before(wire):
+    requests, handed = pulling(wire), []
+    pull = asyncio.ensure_future(
+        requests.pull(CONSUMER, 1, 1000, 30, lambda raws: handed.append(raws) is None)
+    )
+    await settled()
+    wire.deliver(FIRST)
+    wire.all_is_read()
+    await pull
+    acks = asyncio.ensure_future(requests.write_acks_and_wait([(FIRST, b"+ACK")]))
+    await settled()
+    wire.sinks[0](wire.reply_to, b"", b"", b"")
+    wire.all_is_read()
+    await acks
+    assert len(handed) == 1
+    assert len(wire.sinks) == 1, "both had the same inbox"
+
+
+@pytest.mark.parametrize(("unsettled", "batch"), [(0, 9), (10, 2), (3, 1)])
+async def test_requests_leave_room_for_each_other_where_few_may_be_unsettled(
+    wire, unsettled, batch
+):
+    few = Consumer("orders", "billing", CONSUMER.config, limits=PullLimits(unsettled=unsettled))
+    pull = asyncio.ensure_future(pulling(wire).pull(few, 9, 1000, 30))
+    await settled()
+    assert asked(wire)[0] == batch
+    pull.cancel()
+    await asyncio.wait([pull])
+
+
+async def test_a_request_names_the_group_of_a_consumer_that_has_one(wire):
+    grouped = Consumer("orders", "billing", CONSUMER.config, group="penstock")
+    pull = asyncio.ensure_future(pulling(wire).pull(grouped, 1, 1000, 30))
+    await settled()
+    assert json.loads(wire.written[0].split(b"\r\n")[1])["group"] == "penstock"
+    pull.cancel()
+    await asyncio.wait([pull])
+
+
+async def test_acks_are_not_taken_for_confirmed_because_the_server_is_quiet(wire):
+    few = Consumer("orders", "billing", CONSUMER.config, limits=PullLimits(unsettled=10))
+    requests = pulling(wire)
+    pull = asyncio.ensure_future(requests.pull(few, 1, 1000, 30))
+    await settled()
+    wire.deliver(FIRST)
+    await pull
+    acks = asyncio.ensure_future(
+        requests.write_acks_and_wait([(FIRST, b"+ACK"), (SECOND, b"+ACK")])
+    )
+    await settled()
+    wire.sinks[0](wire.reply_to, b"", b"", b"")
+    with pytest.raises(DeadlineExceededError):
+        await acks
+
+
+async def test_what_a_server_that_fell_silent_still_sends_is_not_taken_for_the_next_requests(wire):
+    requests = pulling(wire)
+    pull = asyncio.ensure_future(requests.pull(CONSUMER, 10, 1000, 30))
+    await settled()
+    assert await pull == []
+    again = asyncio.ensure_future(requests.pull(CONSUMER, 1, 1000, 30))
+    await settled()
+    wire.sinks[0](b"orders", FIRST, b"", b"x")
+    assert wire.posted == [given_back(FIRST)]
+    wire.deliver(SECOND)
+    assert [reply for _, reply, _, _ in await again] == [SECOND]
+
+
+@pytest.mark.parametrize(("age", "left"), [(1, 8), (4, 4), (7.5, None)])
+async def test_what_has_hardly_any_time_left_is_not_handed_over(age, left):
+    config = SubscriptionConfig(
+        name="billing", topic="orders", enable_exactly_once_delivery=True, ack_deadline=8
+    )
+    wire = Wire()
+    wire.check_open = lambda: None
+
+    async def pull_dated(*_, **__):
+        raw = (b"orders", FIRST, b"", b"x")
+        return [raw], asyncio.get_running_loop().time() - age
+
+    broker = NatsBroker.__new__(NatsBroker)
+    broker._connection = SimpleNamespace(wire=wire)
+    broker._pulling = SimpleNamespace(pull_dated=pull_dated)
+    found = await broker._take(Consumer("orders", "billing", config), 1, 1000, 30, None)
+    assert [delivery.ack_deadline for delivery in found] == ([] if left is None else [left])
+
+
 async def test_a_pull_that_is_cancelled_half_way_gives_back_what_nobody_has(wire):
     handed = []
     pull = await handing_pull(wire, lambda raws: handed.append(raws) is None)
@@ -546,7 +664,7 @@ async def next_request(wire, requests, *came, take=lambda _: True, size=1000):
 async def test_what_is_larger_than_the_room_is_asked_for_behind_those_who_wait(wire, wait, how):
     pull = asyncio.ensure_future(pulling(wire).pull(CONSUMER, 9, 10, wait))
     await settled()
-    wire.end(b"NATS/1.0 409 Message Size Exceeds MaxBytes\r\n\r\n")
+    wire.end(TOO_LARGE)
     await settled()
     assert json.loads(wire.written[0].split(b"\r\n")[1]) == {"batch": 1, **how}
     wire.deliver(FIRST)
@@ -578,24 +696,127 @@ async def test_who_may_find_more_asks_for_many(wire, came, size):
     assert await next_request(wire, pulling(wire), *came, size=size) == (9, size)
 
 
-async def test_requests_side_by_side_ask_for_less_than_a_server_holds_back(wire):
-    requests, pulls, sizes = pulling(wire), [], []
-    for _ in range(40):
-        pulls.append(asyncio.ensure_future(requests.pull(CONSUMER, 200, 10**8, 30)))
+async def pulls_side_by_side(wire, requests, count, **options):
+    """Pulls that wait, and the bytes that each has asked for."""
+    pulls, sizes = [], []
+    for n in range(count):
+        consumer = msgspec.structs.replace(CONSUMER, name=f"billing-{n // 5}")
+        pulls.append(
+            asyncio.ensure_future(
+                requests.pull(consumer, options.get("most", 200), 10**8, 30, options.get("take"))
+            )
+        )
         await settled()
         sizes.append(asked(wire)[1])
-    least = min(sizes)
-    assert least > wire.max_payload, "a message must get through"
-    assert sum(sizes) <= 32 * 2**20 + len(sizes) * least
-    assert sizes[:5] == [4 * 2**20] * 5
+    return pulls, sizes
+
+
+async def end(pulls):
     for pull in pulls:
         pull.cancel()
     await asyncio.wait(pulls)
-    pulls = [asyncio.ensure_future(requests.pull(CONSUMER, 200, 10**8, 30))]
+
+
+@pytest.mark.parametrize("most", [200, 1])
+async def test_requests_side_by_side_ask_for_less_than_a_server_holds_back(wire, most):
+    wire.max_payload = 2**20
+    requests = pulling(wire)
+    pulls, sizes = await pulls_side_by_side(wire, requests, 300, most=most)
+    assert sizes[0] == (4 * 2**20 if most > 1 else wire.max_payload + 8192)
+    assert sum(sizes) <= 32 * 2**20 + 300 * 2**15, "the rest of 64 MB is for larger ones"
+    assert min(sizes) == 2**15, "nobody is refused"
+    await end(pulls)
+    pulls, again = await pulls_side_by_side(wire, requests, 1, most=most)
+    assert again == sizes[:1], "what was given up is free again"
+    await end(pulls)
+
+
+async def test_a_message_may_be_as_large_as_the_server_takes(wire):
+    wire.max_payload = 8 * 2**20
+    pulls, sizes = await pulls_side_by_side(wire, pulling(wire), 2)
+    assert sizes == [wire.max_payload + 8192] * 2
+    await end(pulls)
+
+
+async def test_those_who_have_all_there_is_ask_without_a_bound_while_there_is_plenty(wire):
+    wire.max_payload = 2**20
+    pulls, sizes = await pulls_side_by_side(wire, pulling(wire), 30, take=lambda _: True)
+    assert sizes[:15] == [None] * 15
+    assert sizes[15:] == [2**15] * 15, "the other half is for those who find more"
+    await end(pulls)
+
+
+async def test_of_those_who_meet_a_large_message_one_asks_for_it_and_the_others_ask_again(wire):
+    requests, pulls, inboxes = pulling(wire), [], []
+    for _ in range(3):
+        pulls.append(asyncio.ensure_future(requests.pull(CONSUMER, 9, 10, 30)))
+        await settled()
+        inboxes.append((wire.sinks[-1], wire.reply_to))
+    wire.written = None
+    for sink, reply_to in inboxes:
+        sink(reply_to, b"", TOO_LARGE, b"")
+        await settled()
+    assert asked(wire) == (1, None)
+    assert len(requests._large) == 1 and not any(pull.done() for pull in pulls)
+    inboxes[0][0](b"orders", FIRST, b"", b"x")
+    assert [[raw[1] for raw in await pull] for pull in pulls] == [[FIRST], [], []]
+    assert not requests._large
+
+
+async def test_large_messages_of_many_come_in_turn(wire):
+    """16 MB of them at a time, whoever gives up."""
+    wire.max_payload = 4 * 2**20
+    requests, pulls, large = pulling(wire), [], []
+    for n in range(6):
+        consumer = msgspec.structs.replace(CONSUMER, name=f"billing-{n}")
+        pulls.append(asyncio.ensure_future(requests.pull(consumer, 9, 10, 30)))
+        await settled()
+        sink, reply_to = wire.sinks[-1], wire.reply_to
+        before = wire.reply_to
+        sink(reply_to, b"", TOO_LARGE, b"")
+        await settled()
+        if wire.reply_to != before:
+            large.append((sink, wire.reply_to))
+    assert len(large) == 3
+    pulls[4].cancel()
     await settled()
-    assert asked(wire)[1] == sizes[0], "what was given up is free again"
-    pulls[0].cancel()
-    await asyncio.wait(pulls)
+    large[0][0](b"orders", FIRST, b"", b"x")
+    assert [raw[1] for raw in await pulls[0]] == [FIRST]
+    await settled()
+    assert asked(wire) == (1, None) and b"billing-3" in wire.written[0]
+    await end(pulls)
+
+
+async def test_who_waits_for_another_to_get_a_large_message_waits_no_longer_than_it_may(wire):
+    requests, loop = pulling(wire), asyncio.get_running_loop()
+    requests._large[CONSUMER.key] = asyncio.Event()
+    pull = asyncio.ensure_future(requests.pull(CONSUMER, 9, 10, 3))
+    await settled()
+    wire.end(TOO_LARGE)
+    assert await pull == []
+    assert loop.time() == 3
+
+
+async def test_a_request_behind_others_that_wait_has_the_same_bound(wire):
+    pull = asyncio.ensure_future(pulling(wire).pull(CONSUMER, 9, 10, 30))
+    await settled()
+    wire.end(b"NATS/1.0 408 Requests Pending\r\n\r\n")
+    await settled()
+    assert asked(wire) == (1, 10)
+    await end([pull])
+
+
+@pytest.mark.parametrize("ending", [b"404 No Messages", b"408 Request Timeout"])
+async def test_who_waited_in_vain_asks_for_the_next_one_alone(wire, ending):
+    requests = pulling(wire)
+    first = asyncio.ensure_future(requests.pull(CONSUMER, 9, 1000, 30, lambda _: True))
+    await settled()
+    wire.end(b"NATS/1.0 %b\r\n\r\n" % ending)
+    assert await first == []
+    second = asyncio.ensure_future(requests.pull(CONSUMER, 9, 1000, 30, lambda _: True))
+    await settled()
+    assert asked(wire) == (1, None)
+    await end([second])
 
 
 async def test_who_was_handed_several_one_after_the_other_asks_for_many(wire):
@@ -638,8 +859,8 @@ async def test_consumers_that_come_and_go_are_not_remembered_for_ever(wire, monk
         consumer = Consumer("orders", config.name, config)
         pull = asyncio.ensure_future(requests.pull(consumer, 9, 1000, 30, lambda _: True))
         await settled()
-        wire.deliver(last(behind=0))
-        wire.end(b"NATS/1.0 404 No Messages\r\n\r\n")
+        assert asked(wire) == (1, None), "nobody knows yet whether there are more"
+        wire.deliver(last(behind=1))
         wire.all_is_read()
         await pull
-    assert 0 < len(requests._caught_up) <= 3
+    assert 0 < len(requests._with_more) <= 3

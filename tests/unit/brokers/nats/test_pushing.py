@@ -191,3 +191,28 @@ async def test_a_member_of_a_group_does_not_keep_a_server_from_the_others(wire):
     wire.ask_whether_to_go_on(1)
     assert wire.told == ["$JS.FC.1"]
     inbox.close()
+
+
+async def test_no_more_bytes_are_pulled_than_were_asked_for_but_by_one_message(wire, inbox):
+    pull = asyncio.ensure_future(inbox.pull(10, 1, 30))
+    await settled()
+    wire.push(1, 2, 3, 4, size=10)
+    assert len(await pull) == 1, "what is larger than the room must get through"
+    assert len(await inbox.pull(10, 25, 30)) == 2
+    assert len(await inbox.pull(10, 25, 30)) == 1
+    inbox.close()
+
+
+async def test_nobody_listens_for_whoever_pulls_after_the_end(wire, inbox):
+    inbox.close()
+    assert await inbox.pull(1, 100, 30) == []
+    assert wire.listening == []
+
+
+async def test_headers_count_as_well(wire):
+    inbox = pushed_to(wire)
+    await inbox.pull(1, 2**30, 0)
+    for sequence in range(1, 4):
+        wire.sink(b"orders", ack_id(sequence).encode(), bytes(600), bytes(400))
+    assert len(await inbox.pull(10, 2000, 0)) == 2
+    inbox.close()

@@ -42,6 +42,7 @@ class Inbox:
         """Seconds after which the server is to say that it has nothing yet; 0: it is not to."""
         self.signs = 0
         """How often it has said so."""
+        self.on_sign: Callable[[], None] | None = None
         self.lent_since = 0.0
         """What came last was lent at this time of the event loop or later."""
         self.late_after = 0.0
@@ -87,6 +88,8 @@ class Inbox:
                         # server cannot have sent it, or what comes behind it, any earlier.
                         self.lent_since += self.heartbeat
                         self.signs += 1
+                        if self.on_sign is not None:
+                            self.on_sign()
                     else:
                         self._end(status, pending_of(block), done)
                 return

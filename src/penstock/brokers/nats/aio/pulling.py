@@ -6,9 +6,10 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 
+from penstock.brokers.nats.aio.allowance import Allowance
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.inbox import HandOver, Inbox
 from penstock.brokers.nats.protocol.consumers import Consumer
@@ -40,13 +41,16 @@ class Pulling:
         self._names = itertools.count(1)
         self._idle: list[Inbox] = []
         self._busy: set[Inbox] = set()
-        self._asked_bytes = 0
-        # By the key of a consumer: those of whose requests one is watched, and those that had
-        # nothing more when they last sent something.
+        self.allowance = Allowance(connection.wire)
+        # By the key of a consumer: those of whose requests one is watched, those that had more when
+        # they last sent something, and those with a message for which there was no room.
         self._watched: set[tuple[str, str]] = set()
-        self._caught_up: set[tuple[str, str]] = set()
+        self._with_more: set[tuple[str, str]] = set()
+        self._large: dict[tuple[str, str], asyncio.Event] = {}
         self.giving_back: Callable[[list[bytes]], list[tuple[bytes, bytes]]] = _naks
         """What to send, as subjects and payloads, to give deliveries back."""
+        self.on_sign: Callable[[Consumer], None] = lambda _: None
+        """Called now and then with a consumer that is waited for in vain."""
         self._wire.on_loss(self._on_loss)
 
     async def pull(
@@ -63,10 +67,11 @@ class Pulling:
         One request for both: the server ends it as soon as it has sent something and has no more.
         """
         key = consumer.key
-        if hand_over is not None and key in self._caught_up and max_bytes >= self._wire.max_payload:
+        is_lone = hand_over is not None and key not in self._with_more
+        if is_lone and max_bytes >= self._wire.max_payload:
             # Whoever takes what comes asks again at once. A request for one is over with it, and no
             # status has to be read before it is handed over.
-            max_messages, max_bytes = 1, 0
+            max_messages, max_bytes = 1, 0 if self.allowance.is_plenty else max_bytes
         # One of them is enough to notice a server that has forgotten all: it answers none that
         # comes while their consumer is being deleted. Signs are not given for a short one.
         is_watcher = key not in self._watched and wait >= 2 * _SIGN_OF_LIFE
@@ -75,7 +80,9 @@ class Pulling:
         try:
             await self._wire.until_connected(min(wait, self._wire.timeout))
             with self._inbox() as inbox:
-                inbox.heartbeat = _SIGN_OF_LIFE if is_watcher else 0.0
+                if is_watcher:
+                    inbox.heartbeat = _SIGN_OF_LIFE
+                    inbox.on_sign = lambda: self.on_sign(consumer)
                 inbox.hand_over = hand_over
                 return await self._pull(inbox, consumer, max_messages, max_bytes, wait)
         finally:
@@ -103,37 +110,28 @@ class Pulling:
     async def _pull(
         self, inbox: Inbox, consumer: Consumer, max_messages: int, max_bytes: int, wait: float
     ) -> list[Raw]:
-        if max_bytes < 1:
-            max_messages, max_bytes = 1, 0  # The server takes 0 for no bound.
         limits = consumer.limits
         max_messages = min(max_messages, limits.messages or max_messages)
         if limits.unsettled:
             max_messages = min(max_messages, max(1, limits.unsettled // _SIDE_BY_SIDE))
-        max_bytes = min(max_bytes, limits.size or max_bytes, self._share())
         wait = min(wait, limits.seconds or wait)
         if limits.unsettled:
             # A request is not ended before some are settled, and those may be the ones that came
             # for it.
             inbox.quiet_after, inbox.hand_over = _QUIET, None
-        self._asked_bytes += max_bytes
-        try:
+        if max_bytes < 1:
+            max_messages, max_bytes = 1, 0  # The server takes 0 for no bound.
+        else:
+            max_bytes = min(max_bytes, limits.size or max_bytes, self.allowance.share(max_messages))
+        with self.allowance.asking(max_bytes or self.allowance.one):
             raws = await self._ask(inbox, consumer, max_messages, max_bytes, max(wait, 0.0))
-        finally:
-            self._asked_bytes -= max_bytes
         if inbox.is_caught_up:
-            if len(self._caught_up) >= _REMEMBERED:
-                self._caught_up.clear()
-            self._caught_up.add(consumer.key)
+            self._with_more.discard(consumer.key)
         elif inbox.is_caught_up is False:
-            self._caught_up.discard(consumer.key)
+            if len(self._with_more) >= _REMEMBERED:
+                self._with_more.clear()
+            self._with_more.add(consumer.key)
         return raws
-
-    def _share(self) -> int:
-        """Bytes that another request may ask for. A server ends a connection on which more waits to
-        be read than it is told to hold back, 64 MB in general, and lends what it held to others
-        when its deadline has passed: so all requests together ask for half of that."""
-        share = min(_UNREAD // _REQUESTS, (_UNREAD - self._asked_bytes) // 2)
-        return max(share, self._wire.max_payload + _NAMES)
 
     def give_back(self, replies: list[bytes]) -> None:
         """Nobody looks at these deliveries; without waiting, and lost with the connection, in
@@ -194,14 +192,12 @@ class Pulling:
         if inbox.messages or inbox.is_taken:
             return inbox.messages
         if code == CONFLICT and "Exceeds MaxBytes" in text:
-            # A message larger than the room asked for: it must get through some time. Not with a
-            # request that the server refuses because others wait, who find it too large as well.
-            turn = min(wait, _ASK_AGAIN_AFTER)
-            return await self._ask(inbox, consumer, 1, 0, turn, one_shot=not turn)
+            # A message larger than the room asked for: it must get through some time.
+            return await self._ask_for_large(inbox, consumer, wait)
         if code == TIMED_OUT and text == _OTHERS_WAIT and wait and one_shot:
             # There are messages, and no more may be unsettled: then the server refuses to let such
             # a request wait. A plain one waits its turn.
-            return await self._ask(inbox, consumer, 1, 0, wait, one_shot=False)
+            return await self._ask(inbox, consumer, 1, max_bytes, wait, one_shot=False)
         if code == CONFLICT and text == _NO_ROOM_TO_WAIT:
             # Others wait already, as many as may. One of them gets what comes.
             await asyncio.sleep(min(wait, _ASK_AGAIN_AFTER))
@@ -209,7 +205,28 @@ class Pulling:
         failure = ended_by(consumer, code, text)
         if failure is not None:
             raise failure
+        if inbox.hand_over is not None and (code == NO_MESSAGES or text == _TIME_IS_UP):
+            inbox.is_caught_up = True
         return []
+
+    async def _ask_for_large(self, inbox: Inbox, consumer: Consumer, wait: float) -> list[Raw]:
+        """One message, however large it is. Requests beside this one have met the same message:
+        they end when it has come, and whoever made them asks again."""
+        going = self._large.get(consumer.key)
+        if going is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await going.wait()
+            return []
+        going = self._large[consumer.key] = asyncio.Event()
+        try:
+            async with self.allowance.turn():
+                # Not with a request that the server refuses because others wait.
+                wait = min(wait, _ASK_AGAIN_AFTER)
+                return await self._ask(inbox, consumer, 1, 0, wait, one_shot=not wait)
+        finally:
+            del self._large[consumer.key]
+            going.set()
 
     async def _request(
         self,
@@ -256,7 +273,7 @@ class Pulling:
             self._abandon(inbox)
             raise
         self._busy.discard(inbox)
-        inbox.quiet_after = inbox.hand_over = None
+        inbox.quiet_after = inbox.hand_over = inbox.on_sign = None
         if inbox.is_cut_short and inbox.unsubscribe is not None:
             inbox.unsubscribe()  # As when it is abandoned, but that what came is taken.
         else:
@@ -304,14 +321,10 @@ class Pulling:
             inbox.fail(error)
 
 
-# Bytes that requests ask for together, those of several subscriptions too; what one of them may
-# ask for while few others do; and what counts beside a message: subjects.
-_UNREAD = 32 * 2**20
-_REQUESTS = 8
-_NAMES = 8192
-# Of so many consumers it is known that they had nothing more; nobody says when one was deleted. One
-# that is forgotten is asked for many messages once more.
+# Of so many consumers it is known that they had more; nobody says when one was deleted. One that is
+# forgotten is asked for one message once more.
 _REMEMBERED = 10_000
+_TIME_IS_UP = "Request Timeout"
 _OTHERS_WAIT = "Requests Pending"
 _NO_ROOM_TO_WAIT = "Exceeded MaxWaiting"
 _ASK_AGAIN_AFTER = 0.25

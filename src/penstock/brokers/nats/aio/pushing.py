@@ -1,8 +1,9 @@
 """Push consumers: the server sends, and what came waits here until it is pulled.
 
 How much may wait is the server's to bound: it sends no more than `max_ack_pending` messages that
-are not settled and, to a consumer with flow control, no more than some 32 MB beyond what we said
-that we have. It sends to whoever listens, so we listen only while somebody receives.
+are not settled and, to a consumer with flow control that has one listener, no more than some 32 MB
+beyond what we said that we have. It sends to whoever listens, so we listen only while somebody
+receives.
 """
 
 from __future__ import annotations
@@ -95,11 +96,11 @@ class PushInbox:
     def _take(self, max_messages: int, max_bytes: int) -> list[Raw]:
         taken: list[Raw] = []
         while self._waiting and len(taken) < max_messages:
-            max_bytes -= len(self._waiting[0][3])
+            max_bytes -= _size(self._waiting[0])
             if max_bytes < 0 and taken:
                 break
             raw = self._waiting.popleft()
-            self._size -= len(raw[3])
+            self._size -= _size(raw)
             taken.append(raw)
         self._go_on()
         return taken
@@ -147,8 +148,9 @@ class PushInbox:
             if self._unsubscribe is None:
                 self._pulling.give_back([reply])  # It came after we had left.
                 return
-            self._waiting.append((subject, reply, block, payload))
-            self._size += len(payload)
+            raw = (subject, reply, block, payload)
+            self._waiting.append(raw)
+            self._size += _size(raw)
             self._news.set()
             self._renew_soon()
             return
@@ -176,3 +178,8 @@ class PushInbox:
         replies = [raw[1] for raw in self._waiting]
         self._wire.post([publish_operation(reply, b"", b"", b"+WPI") for reply in replies])
         self._renew_soon()
+
+
+def _size(raw: Raw) -> int:
+    _, _, block, payload = raw
+    return len(block) + len(payload)

@@ -135,8 +135,7 @@ def updated_consumer(
 
 
 _FILTERS = ("filter_subject", "filter_subjects")
-# A pull takes no more than it asks for; a push is bounded by what may be unsettled, and by what we
-# say that has come: a server ends a connection on which 64 MB wait to be read.
+# A pull takes no more than it asks for; a push is bounded by what may be unsettled.
 _PULLED = {"max_ack_pending": -1, "max_waiting": 512}
 _PUSHED_AT_MOST = 1000
 _SIGN_OF_LIFE = 5.0
@@ -150,14 +149,13 @@ _ONE_AT_A_TIME = {
 
 
 def _pushed(push: PushDelivery) -> dict[str, Any]:
-    group = {"deliver_group": push.group} if push.group else {}
-    return {
-        "deliver_subject": push.subject,
-        "max_ack_pending": _PUSHED_AT_MOST,
-        "flow_control": True,
-        "idle_heartbeat": int(_SIGN_OF_LIFE * NS),
-        **group,
-    }
+    pushed = {"deliver_subject": push.subject, "max_ack_pending": _PUSHED_AT_MOST}
+    if push.group:
+        # Any member is asked whether to go on, and all wait for one that is slow to say so, or that
+        # is somebody else's and never does.
+        return {**pushed, "deliver_group": push.group}
+    # A server ends a connection on which 64 MB wait to be read, unless we say what we have read.
+    return {**pushed, "flow_control": True, "idle_heartbeat": int(_SIGN_OF_LIFE * NS)}
 
 
 def unfinished(info: dict[str, Any]) -> int | None:
