@@ -247,12 +247,12 @@ class Deliveries:
         is_due, self._drain_due = self._drain_due, True
         self._alarm.catch_up(now)
         until, late, time = now + _TURN, False, self._clock.monotonic
-        window, most, held = self.window, self._flow.max_delivered, self._held
+        window, flow, held = self.window, self._flow, self._held
         parked, handlers = self._leases.parked, self._handlers
         try:
             while held and self._flowing and handlers.listening:
                 # What is held counts in the window: this cannot be full while that is not.
-                if window.messages > most and self._full():
+                if window.messages > flow.max_delivered and self._full():
                     break
                 message = held.popleft()
                 if parked:

@@ -212,3 +212,19 @@ async def test_pulls_that_share_what_room_is_left_do_not_pass_the_bound_together
         while len(received) < 10:
             received[-1].ack()
             await settled()
+
+
+async def test_a_window_that_is_made_smaller_by_a_handler_is_kept_to_at_once():
+    async with orders() as (topic, sub):
+        received = []
+
+        def handle(message):
+            received.append(message)
+            if len(received) == 2:
+                sub.set_options(flow_control=FlowControl(max_messages=3))
+
+        await publish(topic, 10)
+        sub.on("message", handle)
+        sub.open()
+        await settled()
+        assert len(received) == 3

@@ -27,6 +27,7 @@ class Wire:
     timeout = 5.0
     lone_server = "run 1"
     is_ready = True
+    closed = False
 
     def __init__(self):
         self.parser = LeanParser(SimpleNamespace(), {b"1": self._other})
@@ -52,7 +53,7 @@ class Wire:
         self._take(data)
         return True
 
-    async def write(self, parts):
+    async def write(self, parts, on_progress=None):
         await asyncio.sleep(0)
         self._take(b"".join(parts))
 
@@ -164,6 +165,23 @@ async def test_subjects_are_not_used_again_once_a_message_was_acked_twice():
     assert not set(await again) & set(await published(wire, ours))
 
 
+async def test_subjects_are_not_used_again_once_somebody_else_answered_late():
+    wire, ours, first = await trusted()
+    wire.answer(first[1])
+    assert not set(first) & set(await published(wire, ours))
+
+
+async def test_subjects_are_not_used_again_once_a_message_was_acked_in_two_turns():
+    wire, ours, _ = await trusted()
+    call = asyncio.ensure_future(published(wire, ours, acked=0))
+    await settled()
+    [first, second] = wire.replies[-1]
+    for reply in (first, first, second):
+        wire.ack([reply])
+        await settled()
+    assert not set(await call) & set(await published(wire, ours))
+
+
 async def test_an_answer_that_comes_on_a_subject_in_use_again_fails_one_and_confirms_none():
     wire, ours, first = await trusted()
     calls = []
@@ -185,13 +203,16 @@ async def test_an_answer_that_comes_on_a_subject_in_use_again_fails_one_and_conf
     assert stored.message_id == "1"
 
 
-async def test_what_is_stored_is_so_whoever_answers_as_well():
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_what_is_stored_is_so_whoever_answers_as_well(turns):
     wire, ours = publishing(alone=True)
     drafts = [Draft(b"x", {}, None, f"{n}") for n in range(2)]
     call = asyncio.ensure_future(ours.publish("orders", drafts))
     await settled()
     [first, second] = wire.replies[0]
     wire.ack([first])
+    for _ in range(turns):
+        await settled()  # The ack is told before the answer comes.
     wire.answer(first)
     wire.ack([second])
     assert [answer.sequence for answer in await call] == expected([2])[0]
@@ -282,6 +303,17 @@ async def test_a_draft_with_more_headers_than_the_server_takes_is_refused_alone(
     assert stored.sequence == 10_001
 
 
+async def test_a_draft_that_is_larger_than_the_server_takes_is_refused_alone():
+    wire, ours = publishing()
+    drafts = [Draft(b"x" * (wire.max_payload + 1)), Draft(b"x")]
+    call = asyncio.ensure_future(ours.publish("orders", drafts))
+    await settled()
+    wire.ack(wire.replies[0])
+    refused, stored = await call
+    assert refused.definite and "larger" in str(refused.error)
+    assert stored.sequence == 10_001
+
+
 async def test_whoever_may_not_publish_there_is_told_and_nobody_else():
     wire, ours = publishing()
     topics = ("orders", "invoices")
@@ -356,7 +388,7 @@ async def test_publishes_side_by_side_each_have_their_whole_time():
 async def test_what_writing_takes_is_a_part_of_the_time_that_a_publish_has(seconds, monkeypatch):
     wire, ours = publishing()
 
-    async def write(_):
+    async def write(_, on_progress):
         await asyncio.sleep(seconds)
 
     monkeypatch.setattr(wire, "write_now", lambda _: False)
@@ -365,6 +397,58 @@ async def test_what_writing_takes_is_a_part_of_the_time_that_a_publish_has(secon
     [answer] = await ours.publish("orders", [Draft(b"x", {}, None, "a")])
     assert isinstance(answer.error, DeadlineExceededError)
     assert now() - began == wire.timeout
+
+
+async def test_a_batch_has_its_whole_time_for_each_piece_that_is_written(monkeypatch):
+    wire, ours = publishing()
+
+    async def write(_, on_progress):
+        for _ in range(3):
+            await asyncio.sleep(4)
+            on_progress()
+        await asyncio.sleep(4)
+
+    monkeypatch.setattr(wire, "write_now", lambda _: False)
+    monkeypatch.setattr(wire, "write", write)
+    began = now()
+    [answer] = await ours.publish("orders", [Draft(b"x", {}, None, "a")])
+    assert isinstance(answer.error, DeadlineExceededError)
+    assert now() - began == 12 + wire.timeout
+
+
+async def test_acks_that_wait_to_be_read_count_though_nobody_could_look_for_so_long():
+    """The process stood still; what came meanwhile is read a piece in each turn of the loop."""
+    wire, ours = publishing()
+    drafts = [Draft(b"x", {}, None, f"{n}") for n in range(20)]
+    calls = [asyncio.ensure_future(ours.publish("orders", [draft])) for draft in drafts]
+    await settled()
+    loop = asyncio.get_running_loop()
+    loop._jumping.now += wire.timeout + 1
+    for replies in wire.replies[:-1]:
+        await asyncio.sleep(0.01)
+        wire.ack(replies)
+    began = now()
+    *stored, lost = [(await call)[0] for call in calls]
+    assert [answer.message_id for answer in stored] == [draft.message_id for draft in drafts[:-1]]
+    assert isinstance(lost.error, DeadlineExceededError)
+    assert now() - began < 1, "once, and not for long"
+
+
+async def test_a_connection_that_is_closed_leaves_no_timer_behind():
+    wire, ours = publishing()
+    wire.closed = True
+    call = asyncio.ensure_future(ours.publish("orders", [Draft(b"x", {}, None, "a")]))
+    await settled()
+    wire.lose()
+    await call
+    assert not [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]
+
+    async def write(_, on_progress):
+        raise UnavailableError("closed")
+
+    wire.write_now, wire.write = lambda _: False, write
+    await ours.publish("orders", [Draft(b"x", {}, None, "a")])
+    assert not [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]
 
 
 async def test_an_inbox_prefix_may_have_any_character_a_subject_has():

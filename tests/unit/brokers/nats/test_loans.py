@@ -277,6 +277,20 @@ async def test_what_comes_again_while_its_ack_is_confirmed_is_not_handed_over():
     assert await broker._sifted(consumer, [delivery(3)]) == [delivery(3)]
 
 
+async def test_what_comes_again_while_its_nack_is_confirmed_is_handed_over():
+    broker, consumer = exactly_once_broker()
+    broker._failing = Failing(None, None, None, "penstock")
+    nacking = asyncio.ensure_future(
+        broker.settle("billing", [Settlement(delivery(1).ack_id, Verb.NACK)])
+    )
+    await settled()
+    pulled = asyncio.ensure_future(broker._sifted(consumer, [delivery(2)]))
+    await settled()
+    broker._pulling.confirms.set_result(None)
+    await nacking
+    assert await pulled == [delivery(2)]
+
+
 async def test_what_comes_again_while_its_ack_is_lost_is_handed_over_and_alone_is_valid():
     broker, consumer = exactly_once_broker()
     acks = [Settlement(delivery(1).ack_id, Verb.ACK)]

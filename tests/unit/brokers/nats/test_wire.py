@@ -1,6 +1,7 @@
 """What goes out on the wire, and on whose insides it stands."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,6 +134,16 @@ async def test_writers_that_wait_for_each_other_have_the_same_time(seconds, abor
     assert ["anew" in text for _, text in ends] == [bool(aborted), False]
     assert "before" in ends[1][1]
     assert client.aborted == aborted
+
+
+async def test_each_piece_of_a_large_write_has_the_whole_time():
+    client = Slow(3)
+    wire, loop = Wire(client), asyncio.get_running_loop()
+    began, moments = loop.time(), []
+    parts = [bytes(WRITE_CHUNK)] * 4
+    await wire.write(parts, lambda: moments.append(loop.time() - began))
+    assert moments == [3, 6, 9]
+    assert loop.time() - began == 12
 
 
 class Transport:
@@ -304,6 +315,16 @@ async def test_what_is_written_at_once_overtakes_nothing(way):
     if way == "others write":
         taken.set()
         await other
+
+
+async def test_what_is_sent_at_once_does_not_overtake_what_is_sent_with_the_turn():
+    client, written = Reachable(), []
+    client._out = SimpleNamespace(write=written.append, get_write_buffer_size=lambda: 5)
+    assert client.behind
+    client.send(b"first ")
+    client.send_now(b"second")
+    await asyncio.sleep(0)
+    assert written == [b"first second"]
 
 
 async def test_nobody_asks_a_lost_connection_how_much_it_has_to_write():

@@ -26,12 +26,14 @@ class Call:
     """Answers to one write, by index: the sequence a draft was stored at, or whatever else came,
     as header block and payload."""
 
-    __slots__ = ("answers", "done", "left", "repeated", "sent", "until")
+    __slots__ = ("answers", "done", "left", "repeated", "sent", "spared", "until")
 
     def __init__(self, sent: Sequence[tuple[object, bytes, bytes]], expected: int, total: int):
         self.sent = sent
         self.until = inf
         """When waiting for the answers ends."""
+        self.spared = False
+        """It was given more time, because nobody could look for answers."""
         self.answers: list[int | tuple[bytes, bytes] | None] = [None] * total
         self.left = expected
         self.repeated = False

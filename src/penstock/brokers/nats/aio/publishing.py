@@ -43,6 +43,10 @@ _BATCH_BYTES = 4 * 2**20
 _QUIET_TURNS = 10
 # What an atomic batch adds to the headers of a message, generously.
 _BATCH_HEADERS = 160
+# Who looks at the time so many seconds too late has stood still, and so have the answers: they wait
+# to be read, which takes some turns of the loop.
+_STOOD_STILL = 0.1
+_TO_READ = 0.5
 
 _subject, _data = attrgetter("subject"), attrgetter("data")
 
@@ -188,28 +192,36 @@ class Publishing:
         self._watch(call)
         try:
             if parts:
-                await self._wire.write(parts)
+                await self._wire.write(parts, on_progress=lambda: self._prolong(call))
             await call.done
         except PenstockError as error:
             return error
         finally:
             del self._calls[name]
+            if self._wire.closed:
+                self._stop_watching()
         return InternalError("The NATS server did not answer")
 
     def _watch(self, call: Call) -> None:
         """See to it that the call ends though nobody answers. One timer for all: they have the
         same time."""
-        loop = asyncio.get_running_loop()
-        call.until = loop.time() + self._connection.options.timeout
+        self._prolong(call)
         if self._watching is None:
+            loop = asyncio.get_running_loop()
             self._watching = loop.call_at(call.until, self._give_up_late)
+
+    def _prolong(self, call: Call) -> None:
+        """A call has its whole time from here on."""
+        call.until = asyncio.get_running_loop().time() + self._connection.options.timeout
 
     def _give_up_late(self) -> None:
         self._watching = None
         loop = asyncio.get_running_loop()
         now, calls = loop.time(), list(self._calls.values())
         for call in calls:
-            if call.until <= now:
+            if now - call.until >= _STOOD_STILL and not call.spared:
+                call.spared, call.until = True, now + _TO_READ
+            elif call.until <= now:
                 call.fail(_not_acknowledged(self._connection.options.timeout))
         later = min((call.until for call in calls if call.until > now), default=inf)
         if later < inf:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from penstock.brokers.nats.aio.client import SteadyClient
@@ -154,9 +154,12 @@ class Wire:
         client.send_now(data)
         return True
 
-    async def write(self, parts: list[bytes]) -> None:
+    async def write(
+        self, parts: list[bytes], on_progress: Callable[[], None] = lambda: None
+    ) -> None:
         """Send complete operations, in order, waiting when the socket is behind. Few of them leave
-        with what else is sent in this turn of the loop."""
+        with what else is sent in this turn of the loop. Of many, each piece has the whole time, and
+        `on_progress` is told when the next one's begins."""
         self.check_connected()
         if not (self._slow_writers or self._client.behind):
             data = b"".join(parts)
@@ -172,31 +175,23 @@ class Wire:
         self._slow_writers += 1
         try:
             # Waiting for those who write before us is a part of the time.
-            async with asyncio.timeout(self.timeout), self._write_order:
+            async with asyncio.timeout(self.timeout) as limit, self._write_order:
                 self.check_connected()
                 self._client.send_now()
-                await self._write(parts)
+                for number, piece in enumerate(_pieces(parts)):
+                    if number:
+                        limit.reschedule(loop.time() + self.timeout)
+                        on_progress()
+                    await self._write(piece)
         except TimeoutError:
             raise self._not_taken(loop.time()) from None
         finally:
             self._slow_writers -= 1
 
-    async def _write(self, parts: list[bytes]) -> None:
-        pending: list[bytes] = []
-        size = 0
-        for part in parts:
-            pending.append(part)
-            size += len(part)
-            if size >= WRITE_CHUNK:
-                await self._write_piece(pending)
-                pending.clear()
-                size = 0
-        await self._write_piece(pending)
-
-    async def _write_piece(self, parts: list[bytes]) -> None:
+    async def _write(self, data: bytes) -> None:
         transport = self._client.io
         try:
-            transport.write(b"".join(parts))
+            transport.write(data)
             await transport.drain()  # type: ignore[no-untyped-call]
         except (OSError, RuntimeError) as error:
             raise connection_lost(error) from error
@@ -270,6 +265,21 @@ class Wire:
         for pong in self._pings:
             if not pong.done():
                 pong.set_exception(self.loss())
+
+
+def _pieces(parts: list[bytes]) -> Iterator[bytes]:
+    """All of it, in writes of a bounded size."""
+    pending: list[bytes] = []
+    size = 0
+    for part in parts:
+        pending.append(part)
+        size += len(part)
+        if size >= WRITE_CHUNK:
+            yield b"".join(pending)
+            pending.clear()
+            size = 0
+    if pending:
+        yield b"".join(pending)
 
 
 def closed_error() -> ClosedError:
