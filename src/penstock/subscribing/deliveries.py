@@ -206,9 +206,11 @@ class Deliveries:
     def pause(self) -> None:
         """Hand nothing over until `resume`."""
         self._flowing = False
+        self._park(self._handlers.pause())
 
     def resume(self) -> None:
         self._flowing = True
+        self._handlers.resume()
         self._drain_soon()
         self._flow.changed()
 

@@ -57,6 +57,7 @@ class HandlerPool:
         self._parked: dict[asyncio.Task[None], asyncio.Future[None]] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._workers: set[asyncio.Task[None]] = set()
+        self._flowing = True
 
     # Who is called.
 
@@ -131,6 +132,16 @@ class HandlerPool:
             self._call_up()
         return len(self._running) + len(self._waiting) <= self._limit
 
+    def pause(self) -> list[Message]:
+        """Start nothing until `resume`; returns what waits for that."""
+        self._flowing = False
+        return [message for message, _, _ in self._waiting]
+
+    def resume(self) -> None:
+        self._flowing = True
+        if self._waiting and not self._starting:
+            self._call_up()
+
     def take_waiting(self) -> list[Message]:
         """Remove what has not started."""
         messages = []
@@ -153,6 +164,8 @@ class HandlerPool:
         return cancelled
 
     def _call_up(self) -> None:
+        if not self._flowing:
+            return
         if self._parked:
             worker, parked = self._parked.popitem()
             if not parked.done():
@@ -186,7 +199,7 @@ class HandlerPool:
         worker = cast("asyncio.Task[None]", asyncio.current_task())
         while True:
             self._starting.discard(worker)
-            while self._waiting and len(self._workers) <= self._limit:
+            while self._waiting and self._flowing and len(self._workers) <= self._limit:
                 message, work, context = self._waiting.popleft()
                 if not self._may_start(message):
                     _discard(work)

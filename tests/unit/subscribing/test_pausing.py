@@ -1,5 +1,7 @@
 """Holding and going on."""
 
+import asyncio
+
 import pytest
 
 from penstock import (
@@ -29,6 +31,49 @@ async def test_pause_inside_a_handler_takes_effect_at_once():
         sub.resume()
         await settled()
         assert len(received) == 2
+
+
+async def test_what_was_called_and_has_not_begun_waits_for_the_end_of_a_pause():
+    """It was not seen: it is kept however long that takes, and comes as a first attempt."""
+    async with orders(ack_deadline=10) as (topic, sub):
+        begun: list[Message] = []
+
+        def note(message):
+            begun.append(message)
+            if len(begun) == 3:
+                sub.pause()
+            message.ack()
+
+        async def handle(message):
+            note(message)
+
+        sub.on("message", handle)
+        await publish(topic, 20)
+        sub.open()
+        await asyncio.sleep(100)
+        assert len(begun) == 3
+        assert sub.stream.statistics().messages == (await sub.describe()).leased == 17
+        sub.resume()
+        await settled()
+        assert [message.delivery_attempt for message in begun] == [1] * 20
+
+
+async def test_what_has_not_begun_is_given_back_when_a_paused_client_closes():
+    async with orders() as (topic, sub):
+        begun: list[Message] = []
+
+        async def handle(message):
+            begun.append(message)
+            sub.pause()
+            message.ack()
+
+        sub.on("message", handle)
+        await publish(topic, 5)
+        sub.open()
+        await settled()
+        report = await sub.close()
+        assert len(begun) == 1
+        assert len(report.given_back) == 4
 
 
 async def test_a_paused_client_leaves_messages_to_others():

@@ -47,6 +47,29 @@ async def test_as_many_blocking_handlers_run_side_by_side_as_there_are_threads()
 
 
 @real_time
+async def test_threads_take_nothing_new_during_a_pause():
+    async with orders(threads=2) as (topic, sub):
+        paused, done = threading.Event(), []
+
+        def handle(message):
+            paused.wait(timeout=30)
+            done.append(message)
+            message.ack()
+
+        sub.on("message", handle)
+        await publish(topic, 20)
+        sub.open()
+        await eventually(lambda: sub.stream.statistics().messages == 20)
+        sub.pause()
+        paused.set()
+        await eventually(lambda: len(done) == 2)
+        await asyncio.sleep(0.2)
+        assert len(done) == 2
+        sub.resume()
+        await eventually(lambda: len(done) == 20)
+
+
+@real_time
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "modify_ack_deadline"])
 async def test_every_verb_can_be_called_from_a_thread(verb):
     async with orders(threads=2) as (topic, sub):
