@@ -24,9 +24,10 @@ class Wire:
 
     timeout = 5.0
     max_payload = 1000
+    connected = True
 
     def __init__(self):
-        self.sinks, self.posted, self.losses = [], [], []
+        self.sinks, self.posted, self.losses, self.left = [], [], [], []
         self.acts = []
 
     def check_connected(self):
@@ -37,7 +38,7 @@ class Wire:
 
     def subscribe(self, subject, sink):
         self.sinks.append(sink)
-        return lambda: None
+        return lambda: self.left.append(asyncio.get_running_loop().time())
 
     def on_loss(self, act):
         self.losses.append(act)
@@ -98,6 +99,52 @@ async def test_a_pull_that_is_cancelled_gives_back_what_has_come_and_what_comes_
     assert wire.posted == [given_back(FIRST)]
     wire.deliver(SECOND)
     assert wire.posted == [given_back(FIRST), given_back(SECOND)]
+
+
+async def test_a_pull_that_is_cancelled_while_messages_come_waits_for_them_to_give_them_back(wire):
+    """Of what is sent to nobody nobody hears, and it has cost an attempt."""
+    pull = await waiting_pull(wire)
+    await asyncio.sleep(1)
+    wire.deliver(FIRST)
+    pull.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0.04)
+        assert not wire.left
+        wire.deliver(SECOND)
+    await asyncio.sleep(1)
+    [left] = wire.left
+    assert 1.2 < left < 1.31
+    assert wire.posted == [given_back(FIRST), *[given_back(SECOND)] * 5]
+
+
+async def test_a_pull_that_is_cancelled_as_soon_as_it_was_made_may_be_answered_still(wire):
+    pull = await waiting_pull(wire)
+    pull.cancel()
+    await settled()
+    assert not wire.left
+    wire.deliver(FIRST)
+    await asyncio.sleep(1)
+    assert wire.posted == [given_back(FIRST)] and len(wire.left) == 1
+
+
+@pytest.mark.parametrize(
+    "how", ["nothing came", "the server has ended it", "the connection is lost"]
+)
+async def test_a_pull_that_is_cancelled_while_nothing_comes_ends_at_once(wire, how):
+    """So that the server does not send it what comes from now on."""
+    pull = await waiting_pull(wire)
+    await asyncio.sleep(1)
+    if how == "the server has ended it":
+        wire.deliver(FIRST)
+        wire.end(b"NATS/1.0 409 Batch Completed\r\nNats-Pending-Messages: 8\r\n\r\n")
+    if how == "the connection is lost":
+        wire.deliver(FIRST)
+        wire.connected = False
+    pull.cancel()
+    await settled()
+    assert wire.left == [1] or how == "the connection is lost"
+    await asyncio.sleep(1)
+    assert len(wire.left) == 1
 
 
 async def test_a_pull_that_nobody_answers_gives_back_what_has_come(wire):

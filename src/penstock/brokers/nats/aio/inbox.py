@@ -9,6 +9,8 @@ from typing import TypeAlias
 from penstock.brokers.nats.protocol.headers import IDLE, pending_of, status_of
 from penstock.brokers.nats.protocol.records import Raw, is_last
 
+# When nothing followed what has come for so long, nothing is under way.
+QUIET = 0.05
 # A server that has missed so many signs gives none, or somebody on the way does not pass them on.
 _SILENCE = 2
 
@@ -32,6 +34,8 @@ class Inbox:
         """Those that nobody has taken."""
         self.came = 0
         """How many came, taken or not."""
+        self.strays = 0
+        """How many came when nobody waited any more."""
         self.asked: Sequence[tuple[bytes, bytes]] = ()
         """Where the last request went, and its payloads."""
         self.wanted = 0
@@ -94,6 +98,7 @@ class Inbox:
                         self._end(status, pending_of(block), done)
                 return
         if done is None or done.done():
+            self.strays += 1
             if self.on_stray is not None and reply:
                 self.on_stray(reply)
             return
@@ -115,6 +120,13 @@ class Inbox:
         if self.done is not None:
             seconds = _SILENCE * self.heartbeat
             self._watch(self.done, seconds, lambda: self.came + self.signs)
+
+    @property
+    def is_being_answered(self) -> bool:
+        """The server may be about to send for the last request, or have sent only a part."""
+        if self.status[0] or self.came >= self.wanted:
+            return False
+        return bool(self.came) or asyncio.get_running_loop().time() - self.lent_since < QUIET
 
     @property
     def is_late(self) -> bool:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from penstock.brokers.nats.aio.allowance import Allowance
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.aio.inbox import HandOver, Inbox
+from penstock.brokers.nats.aio.inbox import QUIET, HandOver, Inbox
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied, no_answer, odd_status
 from penstock.brokers.nats.protocol.headers import (
@@ -118,7 +118,7 @@ class Pulling:
         if limits.unsettled:
             # A request is not ended before some are settled, and those may be the ones that came
             # for it.
-            inbox.quiet_after, inbox.hand_over = _QUIET, None
+            inbox.quiet_after, inbox.hand_over = QUIET, None
         if max_bytes < 1:
             max_messages, max_bytes = 1, 0  # The server takes 0 for no bound.
         else:
@@ -303,8 +303,19 @@ class Pulling:
             self.give_back([reply for _, reply, _, _ in inbox.messages if reply])
         if inbox.done is not None and not inbox.done.done():
             inbox.done.cancel()
-        if inbox.unsubscribe is not None:
+        if inbox.lent and inbox.is_being_answered:
+            self._leave_when_quiet(inbox, -1)
+        elif inbox.unsubscribe is not None:
             # Without our interest the server drops the request instead of answering it.
+            inbox.unsubscribe()
+
+    def _leave_when_quiet(self, inbox: Inbox, strays: int) -> None:
+        """As long as it is being answered: what the server sends when there is no interest is lost,
+        and has cost an attempt."""
+        if inbox.strays > strays and self._wire.connected:
+            loop = asyncio.get_running_loop()
+            loop.call_later(QUIET, self._leave_when_quiet, inbox, inbox.strays)
+        elif inbox.unsubscribe is not None:
             inbox.unsubscribe()
 
     def denied(self, text: str) -> None:
@@ -331,7 +342,6 @@ _ASK_AGAIN_AFTER = 0.25
 # Of a consumer with such a limit, requests side by side are to leave room for each other; and what
 # has come for one is handed over when nothing followed for so long.
 _SIDE_BY_SIDE = 5
-_QUIET = 0.05
 # So often the server says of a plain request that it still has it.
 _SIGN_OF_LIFE = 5.0
 # After so many, half of the ack deadline has passed, and what comes is left to who gets it next.
