@@ -11,7 +11,7 @@ from penstock.errors import (
     ClosedError,
 )
 from penstock.testing import settled
-from tests.support.scenes import orders, publish
+from tests.support.scenes import now, orders, publish
 
 
 async def test_pause_inside_a_handler_takes_effect_at_once():
@@ -56,6 +56,35 @@ async def test_what_was_called_and_has_not_begun_waits_for_the_end_of_a_pause():
         sub.resume()
         await settled()
         assert [message.delivery_attempt for message in begun] == [1] * 20
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+async def test_what_is_handed_over_after_a_pause_has_its_deadline_from_there(is_async):
+    """What waited was kept; what a handler has and forgets comes again."""
+    async with orders(ack_deadline=10) as (topic, sub):
+        begun: list[tuple[float, int | None]] = []
+        began = now()
+
+        def note(message):
+            begun.append((now() - began, message.delivery_attempt))
+            if len(begun) == 1:
+                message.ack()
+                sub.pause()
+            elif message.delivery_attempt == 2:
+                message.ack()
+
+        async def handle(message):
+            note(message)
+            if len(begun) == 2:
+                await asyncio.sleep(1000)
+
+        sub.on("message", handle if is_async else note)
+        await publish(topic, 2)
+        sub.open()
+        await asyncio.sleep(100)
+        sub.resume()
+        await asyncio.sleep(50)
+        assert begun == [(0, 1), (100, 1), (pytest.approx(110), 2)]
 
 
 async def test_what_has_not_begun_is_given_back_when_a_paused_client_closes():

@@ -250,7 +250,7 @@ class OrderedQueue:
                 room, size = self._room()
                 if room > 0 or not (self._book.waits or self._book.lent):
                     continue
-                if room <= -_EXTRA or size <= -self._pulling.allowance.one:
+                if room <= -_EXTRA or size <= -min(self._asked[1], self._pulling.allowance.one):
                     self._make_room()
             await self._request(max(room, 1), size)
 

@@ -434,21 +434,42 @@ async def test_acks_that_wait_to_be_read_count_though_nobody_could_look_for_so_l
     assert now() - began < 1, "once, and not for long"
 
 
-async def test_a_connection_that_is_closed_leaves_no_timer_behind():
+async def test_a_process_that_stands_still_again_and_again_does_not_wait_for_ever():
     wire, ours = publishing()
-    wire.closed = True
     call = asyncio.ensure_future(ours.publish("orders", [Draft(b"x", {}, None, "a")]))
     await settled()
-    wire.lose()
-    await call
-    assert not [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]
+    loop = asyncio.get_running_loop()
+    loop._jumping.now += wire.timeout + 1
+    await asyncio.sleep(0.1)
+    assert not call.done()
+    loop._jumping.now += 1
+    await asyncio.sleep(0.1)
+    assert call.done()
 
-    async def write(_, on_progress):
+
+def timers():
+    return [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]
+
+
+@pytest.mark.parametrize("before", ["answered", "waits", "is refused"])
+async def test_a_connection_that_is_closed_leaves_no_timer_behind(before):
+    wire, ours = publishing()
+
+    async def refuse(_, on_progress):
         raise UnavailableError("closed")
 
-    wire.write_now, wire.write = lambda _: False, write
-    await ours.publish("orders", [Draft(b"x", {}, None, "a")])
-    assert not [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]
+    if before == "is refused":
+        wire.closed, wire.write_now, wire.write = True, lambda _: False, refuse
+    call = asyncio.ensure_future(ours.publish("orders", [Draft(b"x", {}, None, "a")]))
+    await settled()
+    if before == "answered":
+        wire.ack(wire.replies[-1])
+        await call
+        assert timers(), "one for all, kept for the next"
+    if before != "is refused":
+        wire.lose()
+    await call
+    assert not timers()
 
 
 async def test_an_inbox_prefix_may_have_any_character_a_subject_has():

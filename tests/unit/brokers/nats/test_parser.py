@@ -250,6 +250,23 @@ def test_a_reset_in_the_middle_of_a_piece_forgets_the_rest_of_it():
 
 
 @pytest.mark.parametrize(
+    "behind", [b"MSG orders 7 3\r\nold\r\n", b"PING\r\n", b"MSG orders 7 3\r\no"]
+)
+def test_a_reset_by_who_is_handed_a_message_forgets_what_is_behind_it(behind):
+    ours = []
+
+    def take(*message):
+        ours.append(message)
+        if len(ours) == 1:
+            parser.reset()
+
+    parser = LeanParser(Client(), {b"7": take})
+    assert parser.feed(b"MSG orders 7 3\r\nold\r\n" + behind) == b""
+    assert parser.feed(b"MSG orders 7 3\r\nnew\r\n") == b""
+    assert [payload for *_, payload in ours] == [b"old", b"new"]
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"MSG orders 7 -5\r\n",

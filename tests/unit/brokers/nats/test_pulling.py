@@ -807,6 +807,7 @@ async def test_of_those_who_meet_a_large_message_one_asks_for_it_and_the_others_
     assert len(requests._large) == 1 and not any(pull.done() for pull in pulls)
     inboxes[0][0](b"orders", FIRST, b"", b"x")
     assert [[raw[1] for raw in await pull] for pull in pulls] == [[FIRST], [], []]
+    assert asyncio.get_running_loop().time() == 0
     assert not requests._large
 
 
