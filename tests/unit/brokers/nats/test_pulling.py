@@ -793,6 +793,32 @@ async def test_those_who_have_all_there_is_ask_without_a_bound_while_there_is_pl
     await end(pulls)
 
 
+async def test_those_who_waited_for_a_connection_together_ask_for_no_more(wire):
+    wire.max_payload = 2**20
+    requests, back, sizes = pulling(wire), asyncio.Event(), []
+    write = wire.write
+
+    async def until_connected(within):
+        await back.wait()
+
+    async def note(parts):
+        await write(parts)
+        sizes.append(asked(wire)[1])
+
+    wire.until_connected, wire.write = until_connected, note
+    consumers = [msgspec.structs.replace(CONSUMER, name=f"billing-{n}") for n in range(60)]
+    pulls = [
+        asyncio.ensure_future(requests.pull(consumer, 9, 10**8, 30, lambda _: True))
+        for consumer in consumers
+    ]
+    await settled()
+    back.set()
+    await settled()
+    assert len(sizes) == 60
+    assert sum(size or wire.max_payload for size in sizes) <= 32 * 2**20
+    await end(pulls)
+
+
 async def test_of_those_who_meet_a_large_message_one_asks_for_it_and_the_others_ask_again(wire):
     requests, pulls, inboxes = pulling(wire), [], []
     for _ in range(3):

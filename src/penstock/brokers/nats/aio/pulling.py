@@ -67,11 +67,6 @@ class Pulling:
         One request for both: the server ends it as soon as it has sent something and has no more.
         """
         key = consumer.key
-        is_lone = hand_over is not None and key not in self._with_more
-        if is_lone and max_bytes >= self._wire.max_payload:
-            # Whoever takes what comes asks again at once. A request for one is over with it, and no
-            # status has to be read before it is handed over.
-            max_messages, max_bytes = 1, 0 if self.allowance.is_plenty else max_bytes
         # One of them is enough to notice a server that has forgotten all: it answers none that
         # comes while their consumer is being deleted. Signs are not given for a short one.
         is_watcher = key not in self._watched and wait >= 2 * _SIGN_OF_LIFE
@@ -84,6 +79,11 @@ class Pulling:
                     inbox.heartbeat = _SIGN_OF_LIFE
                     inbox.on_sign = lambda: self.on_sign(consumer)
                 inbox.hand_over = hand_over
+                is_lone = hand_over is not None and key not in self._with_more
+                if is_lone and max_bytes >= self._wire.max_payload:
+                    # Whoever takes what comes asks again at once. A request for one is over with
+                    # it, and no status has to be read before it is handed over.
+                    max_messages, max_bytes = 1, 0 if self.allowance.is_plenty else max_bytes
                 return await self._pull(inbox, consumer, max_messages, max_bytes, wait)
         finally:
             if is_watcher:
