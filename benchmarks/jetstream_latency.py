@@ -1,12 +1,14 @@
 """How long a message takes from `publish` to its handler, one at a time, beside nats-py.
 
-Messages take turns between the clients, forth and back, in one event loop: whatever the machine
-does meanwhile, it does to all of them, and none has always the same before it.
+Messages take turns between the clients in one event loop, in an order that is drawn anew for each
+turn: whatever the machine does meanwhile, it does to all of them, and each comes as often behind
+any of them as the others do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -109,11 +111,11 @@ async def main() -> bool:
                 nats_py_pull(context, arrivals) as pulled,
             ):
                 took: dict[str, list[float]] = {"penstock": [], "pushed": [], "pulled": []}
-                turns = (("penstock", ours), ("pushed", pushed), ("pulled", pulled))
+                turns = [("penstock", ours), ("pushed", pushed), ("pulled", pulled)]
                 for _ in range(MESSAGES + WARM_UP):
+                    random.shuffle(turns)
                     for name, publish in turns:
                         took[name].append(await arrivals.after(publish))
-                    turns = turns[::-1]
         await client.close()
     figures = {name: sorted(seconds[WARM_UP:]) for name, seconds in took.items()}
     rows = [
