@@ -29,6 +29,11 @@ class Wire:
     def __init__(self):
         self.sinks, self.posted, self.losses, self.left = [], [], [], []
         self.acts = []
+        self.answering = asyncio.Event()
+        self.answering.set()
+
+    async def ping(self):
+        await self.answering.wait()
 
     def check_connected(self):
         pass
@@ -109,12 +114,25 @@ async def test_a_pull_that_is_cancelled_while_messages_come_waits_for_them_to_gi
     pull.cancel()
     for _ in range(5):
         await asyncio.sleep(0.04)
-        assert not wire.left
+        assert not wire.left and not pull.done()
         wire.deliver(SECOND)
-    await asyncio.sleep(1)
+    await asyncio.wait([pull])
     [left] = wire.left
     assert 1.2 < left < 1.31
     assert wire.posted == [given_back(FIRST), *[given_back(SECOND)] * 5]
+
+
+async def test_a_pull_that_is_cancelled_waits_no_longer_than_a_moment_for_what_never_stops(wire):
+    pull = await waiting_pull(wire)
+    pull.cancel()
+    while not wire.left:
+        wire.deliver(FIRST)
+        wire.deliver(SECOND)
+        wire.sinks[-1].__self__.wanted += 2
+        await asyncio.sleep(0.04)
+    assert wire.left[0] < 1.1
+    with pytest.raises(asyncio.CancelledError):
+        await pull
 
 
 async def test_a_pull_that_is_cancelled_as_soon_as_it_was_made_may_be_answered_still(wire):
@@ -123,8 +141,62 @@ async def test_a_pull_that_is_cancelled_as_soon_as_it_was_made_may_be_answered_s
     await settled()
     assert not wire.left
     wire.deliver(FIRST)
-    await asyncio.sleep(1)
+    await asyncio.wait([pull])
     assert wire.posted == [given_back(FIRST)] and len(wire.left) == 1
+
+
+async def test_pulls_that_are_cancelled_together_give_back_nothing_to_each_other(wire):
+    """The server would send it to those of them that have not left, and count an attempt."""
+    requests = pulling(wire)
+    pulls = [asyncio.ensure_future(requests.pull(CONSUMER, 1, 1000, 30)) for _ in range(2)]
+    await settled()
+    for pull in pulls:
+        pull.cancel()
+    wire.sinks[0](b"orders", FIRST, b"", b"x")
+    await settled()
+    assert len(wire.left) == 1 and wire.posted == [], "one waits for what it may be sent still"
+    await asyncio.wait(pulls)
+    assert len(wire.left) == 2 and wire.posted == [given_back(FIRST)]
+
+
+async def test_a_pull_that_was_cancelled_is_over_when_the_server_knows(wire):
+    """Whoever closes may then be sure that nothing is sent to it any more."""
+    pull = await waiting_pull(wire)
+    await asyncio.sleep(1)
+    wire.answering.clear()
+    pull.cancel()
+    await asyncio.sleep(0.5)
+    assert wire.left == [1] and not pull.done()
+    wire.answering.set()
+    await settled()
+    assert pull.cancelled()
+
+
+@pytest.mark.parametrize("how", ["cancelled once more", "the server is silent"])
+async def test_a_pull_that_was_cancelled_does_not_wait_for_ever(wire, how):
+    pull = await waiting_pull(wire)
+    wire.answering.clear()
+    pull.cancel()
+    wire.deliver(FIRST)
+    await asyncio.sleep(0)
+    if how == "cancelled once more":
+        pull.cancel()
+        await settled()
+    else:
+        await asyncio.sleep(1.2)
+    assert pull.cancelled()
+    assert wire.posted == [given_back(FIRST)] and len(wire.left) == 1
+
+
+async def test_a_connection_that_is_lost_while_a_pull_ends_is_nobodys_failure(wire):
+    pull = await waiting_pull(wire)
+    pull.cancel()
+    await settled()
+    wire.connected = False
+    for act in wire.losses:
+        act()
+    await settled()
+    assert pull.cancelled()
 
 
 @pytest.mark.parametrize(

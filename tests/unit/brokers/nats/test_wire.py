@@ -335,3 +335,43 @@ async def test_nobody_asks_a_lost_connection_how_much_it_has_to_write():
     client = Away()
     client._out = Gone()
     assert Wire(client).write_now(b"x") is False
+
+
+class Noting(Reachable):
+    def __init__(self):
+        super().__init__()
+        self.sent = []
+
+    def unsubscribe_now(self, number):
+        self.send(b"UNSUB %d\r\n" % number)
+
+    def send(self, data):
+        self.sent.append(data)
+
+
+async def test_what_was_sent_before_the_server_knew_of_the_end_finds_whom_it_is_for():
+    """However slowly it comes: the server answers behind it."""
+    client, came = Noting(), []
+    wire = Wire(client)
+    unsubscribe = wire.subscribe("orders", lambda *message: came.append(message[3]))
+    unsubscribe()
+    await asyncio.sleep(600)
+    assert client.sent == [b"UNSUB 7\r\n", b"PING\r\n"]
+    assert not client.feed(b"MSG orders 7 2\r\nxy\r\n")
+    assert came == [b"xy"]
+    await client._process_pong()
+    await asyncio.sleep(0)
+    assert not wire._sinks
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_nothing_comes_for_what_has_ended_when_the_connection_is_lost(when):
+    client = Noting()
+    wire = Wire(client)
+    unsubscribe = wire.subscribe("orders", lambda *message: None)
+    if when == "before":
+        client.is_connected = False
+    unsubscribe()
+    if when == "after":
+        wire.lost()
+    assert not wire._sinks

@@ -34,8 +34,6 @@ class Inbox:
         """Those that nobody has taken."""
         self.came = 0
         """How many came, taken or not."""
-        self.strays = 0
-        """How many came when nobody waited any more."""
         self.asked: Sequence[tuple[bytes, bytes]] = ()
         """Where the last request went, and its payloads."""
         self.wanted = 0
@@ -97,13 +95,14 @@ class Inbox:
                     else:
                         self._end(status, pending_of(block), done)
                 return
-        if done is None or done.done():
-            self.strays += 1
+        if done is None or (done.done() and not self._is_about_to_leave):
             if self.on_stray is not None and reply:
                 self.on_stray(reply)
             return
         self.messages.append((subject, reply, block, payload))
         self.came += 1
+        if done.done():
+            return
         if self.hand_over is not None:
             if not self._is_due:
                 # Whoever waits for `done` is a turn of the loop away, and perhaps many messages.
@@ -113,6 +112,24 @@ class Inbox:
             done.set_result(None)
         elif self.quiet_after is not None and self.came == 1:
             self._watch(done, self.quiet_after, lambda: self.came)
+
+    @property
+    def _is_about_to_leave(self) -> bool:
+        """Whoever waited was cancelled, and has not done yet what there is to do then."""
+        return self.done is not None and self.done.cancelled() and self.unsubscribe is not None
+
+    def gather(self) -> asyncio.Future[None]:
+        """Keep what still comes, for nobody; until it has all come."""
+        self.hand_over = None
+        if self.done is None or self.done.cancelled():
+            self.done = asyncio.get_running_loop().create_future()
+        return self.done
+
+    def leave(self) -> None:
+        """Hear of nothing more but what was sent before the server knew."""
+        unsubscribe, self.unsubscribe = self.unsubscribe, None
+        if unsubscribe is not None:
+            unsubscribe()
 
     def watch_for_signs(self) -> None:
         """Take what came for enough when the server falls silent: whoever asked can ask again, and
@@ -191,3 +208,4 @@ class Inbox:
     def fail(self, error: Exception) -> None:
         if self.done is not None and not self.done.done():
             self.done.set_exception(error)
+            self.done.exception()  # Seen: whoever waits for it is told, if anybody does.

@@ -30,6 +30,15 @@ from penstock.clock import NS
 from penstock.errors import PenstockError, SubscriptionNotFoundError, UnavailableError
 
 
+class _Leaving:
+    """Requests of one consumer that are withdrawn together, and the deliveries to give back when
+    they are."""
+
+    def __init__(self) -> None:
+        self.inboxes = 0
+        self.replies: list[bytes] = []
+
+
 class Pulling:
     """The receiving half of a connection."""
 
@@ -47,6 +56,8 @@ class Pulling:
         self._watched: set[tuple[str, str]] = set()
         self._with_more: set[tuple[str, str]] = set()
         self._large: dict[tuple[str, str], asyncio.Event] = {}
+        # By the subject they have asked: those who are about to leave.
+        self._leaving: dict[bytes, _Leaving] = {}
         self.giving_back: Callable[[list[bytes]], list[tuple[bytes, bytes]]] = _naks
         """What to send, as subjects and payloads, to give deliveries back."""
         self.on_sign: Callable[[Consumer], None] = lambda _: None
@@ -187,7 +198,11 @@ class Pulling:
             request["group"] = consumer.group
         subject = next_message(consumer.stream, consumer.name).encode()
         body = encode_request(request)
-        await self._request(inbox, [(subject, body)], expected=batch, wait=wait, signs=signs)
+        try:
+            await self._request(inbox, [(subject, body)], expected=batch, wait=wait, signs=signs)
+        except asyncio.CancelledError:
+            await self._withdraw(subject, inbox)
+            raise
         code, text = inbox.status
         if inbox.messages or inbox.is_taken:
             return inbox.messages
@@ -274,8 +289,8 @@ class Pulling:
             raise
         self._busy.discard(inbox)
         inbox.quiet_after = inbox.hand_over = inbox.on_sign = None
-        if inbox.is_cut_short and inbox.unsubscribe is not None:
-            inbox.unsubscribe()  # As when it is abandoned, but that what came is taken.
+        if inbox.is_cut_short:
+            inbox.leave()  # As when it is abandoned, but that what came is taken.
         else:
             self._idle.append(inbox)
 
@@ -296,27 +311,51 @@ class Pulling:
         if inbox.lent and not inbox.is_late:
             self.give_back([reply])
 
+    async def _withdraw(self, subject: bytes, inbox: Inbox) -> None:
+        """Nobody waits for what was asked of `subject` any more: see to it that the server has
+        nothing more for it, and give back what came. Not before all that are withdrawn with this
+        one have left, or it would be sent to them."""
+        leaving = self._leaving.setdefault(subject, _Leaving())
+        leaving.inboxes += 1
+        try:
+            inbox.gather()
+            await asyncio.sleep(0)  # Those that are cancelled together have all begun to leave.
+            await self._gather(inbox)
+        finally:
+            leaving.replies += self._leave(inbox)
+            leaving.inboxes -= 1
+            if not leaving.inboxes:
+                del self._leaving[subject]
+                self.give_back(leaving.replies)
+        with suppress(PenstockError, TimeoutError):
+            async with asyncio.timeout(_LEAVES_WITHIN):
+                await self._wire.ping()
+
+    async def _gather(self, inbox: Inbox) -> None:
+        """Until nothing follows what the server is sending: of what it sends when there is no
+        interest nobody hears, and it has cost an attempt."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _LEAVES_WITHIN
+        while inbox.is_being_answered and self._wire.connected and loop.time() < until:
+            came = inbox.came
+            await asyncio.wait([inbox.gather()], timeout=QUIET)
+            if inbox.came == came:
+                break
+
     def _abandon(self, inbox: Inbox) -> None:
         """A request that was given up: what still comes for it is given back."""
         self._busy.discard(inbox)
-        if inbox.lent:
-            self.give_back([reply for _, reply, _, _ in inbox.messages if reply])
+        self.give_back(self._leave(inbox))
+
+    def _leave(self, inbox: Inbox) -> list[bytes]:
+        """Without our interest the server drops the request instead of answering it. Returns what is
+        to be given back of what came for it."""
         if inbox.done is not None and not inbox.done.done():
             inbox.done.cancel()
-        if inbox.lent and inbox.is_being_answered:
-            self._leave_when_quiet(inbox, -1)
-        elif inbox.unsubscribe is not None:
-            # Without our interest the server drops the request instead of answering it.
-            inbox.unsubscribe()
-
-    def _leave_when_quiet(self, inbox: Inbox, strays: int) -> None:
-        """As long as it is being answered: what the server sends when there is no interest is lost,
-        and has cost an attempt."""
-        if inbox.strays > strays and self._wire.connected:
-            loop = asyncio.get_running_loop()
-            loop.call_later(QUIET, self._leave_when_quiet, inbox, inbox.strays)
-        elif inbox.unsubscribe is not None:
-            inbox.unsubscribe()
+        inbox.leave()
+        raws, inbox.messages = inbox.messages, []
+        is_ours = inbox.lent and not inbox.is_late
+        return [reply for _, reply, _, _ in raws if reply and is_ours]
 
     def denied(self, text: str) -> None:
         """The server refused a subject that we asked: say so to those who wait for its answer."""
@@ -342,6 +381,8 @@ _ASK_AGAIN_AFTER = 0.25
 # Of a consumer with such a limit, requests side by side are to leave room for each other; and what
 # has come for one is handed over when nothing followed for so long.
 _SIDE_BY_SIDE = 5
+# So long, twice at the most, a request that nobody waits for may take to end.
+_LEAVES_WITHIN = 1.0
 # So often the server says of a plain request that it still has it.
 _SIGN_OF_LIFE = 5.0
 # After so many, half of the ack deadline has passed, and what comes is left to who gets it next.

@@ -38,6 +38,8 @@ class Wire:
         self._sinks: dict[bytes, Sink] = {}
         self._losses: list[Callable[[], None]] = []
         self._pings: set[asyncio.Future[bool]] = set()
+        # Subscriptions that have been ended, of which the server does not know yet.
+        self._ended: set[int] = set()
         self._back: Line[None] = Line()
         self._slow_writers = 0
         # When the socket last took what it was given, or had nothing to take.
@@ -132,11 +134,20 @@ class Wire:
     def _ending(self, number: int) -> Callable[[], None]:
         def unsubscribe() -> None:
             self._client.unsubscribe_now(number)
-            # What the server sent before it knew must still find its sink.
-            loop = asyncio.get_running_loop()
-            loop.call_later(_LINGER, lambda: self._sinks.pop(b"%d" % number, None))
+            if self._client.is_connected:
+                # What the server sent before it knew must still find its sink, however slowly it
+                # comes. It answers behind all of that.
+                self._ended.add(number)
+                self._client.ping_now().add_done_callback(lambda _: self._drop(number))
+            else:
+                self._drop(number)
 
         return unsubscribe
+
+    def _drop(self, number: int) -> None:
+        """Nothing more comes for it."""
+        self._ended.discard(number)
+        self._sinks.pop(b"%d" % number, None)
 
     # Out.
 
@@ -265,6 +276,8 @@ class Wire:
         for pong in self._pings:
             if not pong.done():
                 pong.set_exception(self.loss())
+        for number in list(self._ended):
+            self._drop(number)
 
 
 def _pieces(parts: list[bytes]) -> Iterator[bytes]:
