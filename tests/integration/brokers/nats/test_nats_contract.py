@@ -494,3 +494,55 @@ async def test_a_filter_is_kept_to_by_a_pull_that_waits_already(server, monkeypa
             assert [delivery.record.data for delivery in taken] == [b"before"] * half_way
         finally:
             await topic.delete()
+
+
+async def test_what_closing_gives_back_is_the_next_ones_at_once(server):
+    """Not the one's that closes: its pulls are over before."""
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("handed-on").create()
+        try:
+            policy = DeadLetterPolicy(topic="handed-on", max_delivery_attempts=5)
+            for number in range(10):
+                name = f"billing-{number}"
+                sub = await topic.subscription(name, dead_letter_policy=policy).create()
+                async with PubSub(server.url) as first:
+                    begun = asyncio.Event()
+
+                    async def keep(_message, begun=begun):
+                        begun.set()
+                        await asyncio.sleep(60)
+
+                    its = first.topic("handed-on").subscription(name)
+                    its.on("message", keep)
+                    its.open()
+                    await topic.publish_message(b"x")
+                    await begun.wait()
+                    await its.close(timeout=0)
+                async with asyncio.timeout(5):
+                    async for message in sub:
+                        assert message.delivery_attempt == 2
+                        message.ack()
+                        break
+                await sub.delete()
+        finally:
+            await topic.delete()
+
+
+async def test_nothing_is_sent_to_a_subscription_that_was_closed(server):
+    """It would be lost where no more than one attempt is allowed."""
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("closed-for").create()
+        try:
+            broker = await pubsub.broker()
+            for number in range(10):
+                sub = await topic.subscription(f"billing-{number}").create()
+                sub.on("message", lambda message: message.ack())
+                sub.open()
+                await asyncio.sleep(0.01)
+                await sub.close()
+                await topic.publish_message(b"x")
+                await asyncio.sleep(0.02)
+                info = await broker._catalogue.consumer_info(sub._address)
+                assert (info["num_ack_pending"], info["delivered"]["consumer_seq"]) == (0, 0)
+        finally:
+            await topic.delete()

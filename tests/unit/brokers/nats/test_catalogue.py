@@ -20,8 +20,10 @@ class Server:
 
     def __init__(self):
         self.ack_wait = 30
+        self.asked = 0
 
     async def request(self, subject, body=None, *, missing=None):
+        self.asked += 1
         if subject == "STREAM.NAMES":
             return {"streams": ["orders"], "total": 1}
         assert subject == "CONSUMER.INFO.orders.billing"
@@ -44,6 +46,18 @@ async def test_what_somebody_changes_is_noticed_however_it_was_found(first, then
         await asyncio.sleep(6)
     assert catalogue.latest(consumer).config.ack_deadline == 60
     assert (await catalogue.consumer(then)).config.ack_deadline == 60
+
+
+async def test_a_subscription_that_is_looked_at_all_the_time_is_asked_for_now_and_then():
+    server = Server()
+    catalogue = Catalogue(server)
+    consumer = await catalogue.consumer(BY_ADDRESS)
+    before = server.asked
+    for _ in range(200):
+        await asyncio.sleep(0.1)
+        catalogue.look_again_at(consumer)
+    await settled()
+    assert server.asked - before == 3, "every five seconds"
 
 
 async def test_a_name_that_several_topics_have_is_refused_and_found_by_its_topic():
