@@ -339,6 +339,24 @@ async def dated_pull(wire, *, wait, heartbeat, most=1):
     return pull
 
 
+@pytest.mark.parametrize("dated", [False, True])
+async def test_a_subscription_that_is_waited_for_in_vain_is_looked_at_now_and_then(wire, dated):
+    """Somebody may have changed its filter."""
+    requests, looked_at = pulling(wire), []
+    requests.on_sign = looked_at.append
+    pull = asyncio.ensure_future(
+        requests.pull_dated(CONSUMER, 1, 1000, 30, heartbeat=5)
+        if dated
+        else requests.pull(CONSUMER, 1, 1000, 30)
+    )
+    for _ in range(3):
+        await asyncio.sleep(5)
+        wire.end(NOTHING_YET)
+    assert looked_at == [CONSUMER] * 3
+    wire.deliver(FIRST)
+    await pull
+
+
 async def test_what_comes_was_lent_after_the_server_last_said_that_there_is_nothing(wire):
     began = asyncio.get_running_loop().time()
     pull = await dated_pull(wire, wait=30, heartbeat=2)

@@ -115,6 +115,7 @@ class Pulling:
         await self._wire.until_connected(min(wait, self._wire.timeout))
         with self._inbox() as inbox:
             inbox.heartbeat, inbox.late_after = heartbeat, _LATE * heartbeat
+            inbox.on_sign = lambda: self.on_sign(consumer)
             raws = await self._pull(inbox, consumer, max_messages, max_bytes, wait)
             return raws, inbox.lent_since
 
