@@ -3,6 +3,8 @@ to the dead letters."""
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from penstock.brokers.nats.aio.publishing import Publishing
@@ -71,26 +73,40 @@ class Failing:
         self, consumer: Consumer, deliveries: list[Delivery]
     ) -> tuple[list[Delivery], dict[int, bytes]]:
         """Whoever had the last attempt at some of these died or was too slow: they are moved to the
-        dead letters, or wait until that can be done. The others; and what the server was told of
-        those, by sequence."""
+        dead letters, or wait until that can be done. The others, with the attempts that somebody
+        saw; and what the server was told of those, by sequence."""
         policy = consumer.config.dead_letter_policy
-        if policy is None or all(
-            d.delivery_attempt <= policy.max_delivery_attempts for d in deliveries
-        ):
+        if policy is None or all(d.delivery_attempt == 1 for d in deliveries):
             return deliveries, {}
         kept: list[Delivery] = []
         told: dict[int, bytes] = {}
-        for delivery in deliveries:
-            attempts = delivery.delivery_attempt
-            if attempts > policy.max_delivery_attempts:
-                attempts -= await self._releases.count(consumer, delivery.record.sequence)
-            if attempts <= policy.max_delivery_attempts:
+        most = policy.max_delivery_attempts
+        for delivery, attempts in await self._with_attempts(consumer, deliveries, most):
+            if attempts <= most:
                 kept.append(msgspec.structs.replace(delivery, delivery_attempt=max(attempts, 1)))
                 continue
             moved = await self.move(consumer.config, delivery.record, attempts - 1)
             answer = told[delivery.record.sequence] = b"+ACK" if moved else nak(_TRY_AGAIN_AFTER)
             await self._pulling.write_acks([(delivery.ack_id.encode(), answer)])
         return kept, told
+
+    async def _with_attempts(
+        self, consumer: Consumer, deliveries: list[Delivery], most: int
+    ) -> list[tuple[Delivery, int]]:
+        """How often each was seen, this time included. Where that cannot be found out, what the
+        server counts will do for those that are not given up by it."""
+        again = [d for d in deliveries if d.delivery_attempt > 1]
+        counts = await asyncio.gather(
+            *(self._releases.count(consumer, d.record.sequence) for d in again),
+            return_exceptions=True,
+        )
+        unseen: dict[str, int] = {}
+        for delivery, count in zip(again, counts, strict=True):
+            if isinstance(count, int):
+                unseen[delivery.ack_id] = count
+            elif delivery.delivery_attempt > most or not isinstance(count, PenstockError):
+                raise count
+        return [(d, d.delivery_attempt - unseen.get(d.ack_id, 0)) for d in deliveries]
 
     async def _dead_letter(
         self, config: SubscriptionConfig, settlement: Settlement, loans: Loans, attempts: int

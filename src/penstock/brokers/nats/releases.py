@@ -2,8 +2,7 @@
 
 What a subscription gives back unseen that has a dead-letter policy, or whose app counts attempts,
 is noted in a stream, one message on a subject of its own each time, and taken off the server's
-count where that decides: before a message is given up. A stream, because the next attempt may be
-another process's.
+count of what comes again. A stream, because the next attempt may be another process's.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from penstock.brokers.nats.failing import Failing
 from penstock.brokers.nats.loans import Loans
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.config import SubscriptionConfig
-from penstock.errors import TopicNotFoundError
+from penstock.errors import TopicNotFoundError, UnavailableError
 from penstock.message import Delivery, PublishFault, Receipt, Record, Settlement, Verb
 
 POLICY = DeadLetterPolicy(topic="orders-dead", max_delivery_attempts=5)
@@ -30,6 +30,8 @@ class Letters:
         return [Receipt(drafts[0].message_id, 1)]
 
     async def count(self, _consumer, _sequence):
+        if isinstance(self.unseen, Exception):
+            raise self.unseen
         return self.unseen
 
 
@@ -54,7 +56,7 @@ async def test_a_nack_of_the_last_attempt_moves_the_message(attempt, unseen, tol
 
 @pytest.mark.parametrize(
     ("delivered", "unseen", "shown"),
-    [(5, 0, 5), (6, 0, None), (6, 1, 5), (8, 7, 1), (8, 1, None)],
+    [(5, 0, 5), (6, 0, None), (6, 1, 5), (8, 7, 1), (8, 1, None), (3, 2, 1), (2, 0, 2)],
 )
 async def test_what_comes_after_its_last_attempt_is_moved_instead_of_handed_over(
     delivered, unseen, shown
@@ -71,6 +73,20 @@ async def test_what_comes_after_its_last_attempt_is_moved_instead_of_handed_over
     assert [one.delivery_attempt for one in kept] == ([] if shown is None else [shown])
     assert told == ([b"+ACK"] if shown is None else [])
     assert len(letters.drafts) == len(told)
+
+
+@pytest.mark.parametrize("delivered", [5, 6])
+async def test_attempts_are_the_servers_where_nobody_says_how_many_were_unseen(delivered):
+    """But none is given up for that."""
+    ack_id = f"$JS.ACK.orders.billing.{delivered}.1.{delivered}.1700000000000000000.0"
+    came = Delivery(Record(1, "m", b"x", {}, None, "orders", 0), ack_id, delivered, 10.0)
+    letters = Letters(unseen=UnavailableError("away"))
+    failing = Failing(letters, SimpleNamespace(), letters, "penstock")
+    if delivered > POLICY.max_delivery_attempts:
+        with pytest.raises(UnavailableError):
+            await failing.without_spent(CONSUMER, [came])
+    else:
+        assert await failing.without_spent(CONSUMER, [came]) == ([came], {})
 
 
 async def test_a_letter_has_the_id_of_its_message_and_of_none_before_it():
