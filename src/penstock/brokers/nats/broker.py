@@ -300,6 +300,8 @@ class NatsBroker:
         self._pulling.denied(text)
         for queue in self._ordered.values():
             queue.denied(text)
+        for inbox in self._pushed.values():
+            inbox.denied(text)
 
     def _lost(self) -> None:
         before = written_before(self._connection.wire.running)

@@ -9,6 +9,7 @@ import pytest
 from penstock.brokers.nats.aio.pushing import PushInbox
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.config import PushDelivery, SubscriptionConfig
+from penstock.errors import PermissionDeniedError
 from penstock.message import Settlement, Verb
 from penstock.testing import settled
 
@@ -59,6 +60,9 @@ class Wire:
 
     def ask_whether_to_go_on(self, number):
         self.sink(b"in", b"$JS.FC.%d" % number, b"NATS/1.0 100 FlowControl Request\r\n\r\n", b"")
+
+    def say_that_it_has_nothing(self):
+        self.sink(b"in", b"", b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", b"")
 
     def say_that_it_waits(self, number):
         stalled = b"Nats-Consumer-Stalled: $JS.FC.%d\r\n" % number
@@ -191,6 +195,39 @@ async def test_a_member_of_a_group_does_not_keep_a_server_from_the_others(wire):
     wire.ask_whether_to_go_on(1)
     assert wire.told == ["$JS.FC.1"]
     inbox.close()
+
+
+async def test_a_server_that_says_that_it_has_nothing_still_waits_to_be_told_to_go_on(wire):
+    inbox = pushed_to(wire)
+    await pulled(inbox, 1)
+    wire.push(*range(1, 20), size=2**20)
+    wire.say_that_it_waits(1)
+    wire.say_that_it_has_nothing()
+    await pulled(inbox, 20)
+    assert wire.told == ["$JS.FC.1"]
+    inbox.close()
+
+
+async def test_who_may_not_tell_a_server_to_go_on_is_told_what_to_permit(wire):
+    inbox = pushed_to(wire)
+    pull = asyncio.ensure_future(pulled(inbox, 1, wait=60))
+    await settled()
+    inbox.denied('Permissions Violation for Publish to "$JS.FC.orders.shipping.x7"')
+    await settled()
+    assert not pull.done(), "it is another subscription's"
+    inbox.denied('Permissions Violation for Publish to "$JS.FC.orders.billing.x7"')
+    with pytest.raises(PermissionDeniedError, match=r"\$JS\.FC\.orders\.billing\.>"):
+        await pull
+    inbox.close()
+
+
+async def test_what_a_server_lends_anew_while_it_waits_here_comes_once(wire, inbox):
+    """One that was killed forgets what it lent last, and names it alike."""
+    await pulled(inbox, 1)
+    wire.push(1, 2, 1, 2, 3)
+    assert await pulled(inbox, 10) == [ack_id(1), ack_id(2), ack_id(3)]
+    wire.push(1)
+    assert await pulled(inbox, 10) == [ack_id(1)], "whoever has it knows"
 
 
 async def test_no_more_bytes_are_pulled_than_were_asked_for_but_by_one_message(wire, inbox):

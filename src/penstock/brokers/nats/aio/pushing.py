@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.protocol.consumers import Consumer
+from penstock.brokers.nats.protocol.errors import denied
 from penstock.brokers.nats.protocol.headers import IDLE, stalled_of, status_of
 from penstock.brokers.nats.protocol.records import Raw
 from penstock.brokers.nats.protocol.requests import publish_operation
+from penstock.errors import PenstockError
 from penstock.message import Settlement, Verb
 from penstock.rules.deadlines import Deadlines
 
@@ -35,9 +37,11 @@ class PushInbox:
         self._pulling = pulling
         self._consumer = consumer
         self._waiting: deque[Raw] = deque()
+        self._ack_ids: set[bytes] = set()
         self._size = 0
         # Whom to tell that we have got so far.
         self._owed = b""
+        self._failure: PenstockError | None = None
         self._lent: Deadlines[str] = Deadlines()
         self._pulls = 0
         self._news = asyncio.Event()
@@ -56,6 +60,9 @@ class PushInbox:
             if not self._waiting:
                 await self._change(wait)
             self._wire.check_open()
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
             return self._take(max_messages, max_bytes)
         finally:
             self._pulls -= 1
@@ -100,6 +107,7 @@ class PushInbox:
             if max_bytes < 0 and taken:
                 break
             raw = self._waiting.popleft()
+            self._ack_ids.discard(raw[1])
             self._size -= _size(raw)
             taken.append(raw)
         self._go_on()
@@ -137,6 +145,7 @@ class PushInbox:
         self._leaving = self._renewing = None
         self._pulling.give_back([raw[1] for raw in self._waiting])
         self._waiting.clear()
+        self._ack_ids.clear()
         self._size = 0
         self._lent.clear()
         self._go_on()
@@ -148,8 +157,11 @@ class PushInbox:
             if self._unsubscribe is None:
                 self._pulling.give_back([reply])  # It came after we had left.
                 return
+            if reply in self._ack_ids:
+                return  # A server that was killed forgot that it had lent it, and lends it anew.
             raw = (subject, reply, block, payload)
             self._waiting.append(raw)
+            self._ack_ids.add(reply)
             self._size += _size(raw)
             self._news.set()
             self._renew_soon()
@@ -166,6 +178,13 @@ class PushInbox:
         if self._owed and (self._size <= _ENOUGH or (push is not None and push.group)):
             self._wire.post([publish_operation(self._owed, b"", b"", b"")])
             self._owed = b""
+
+    def denied(self, text: str) -> None:
+        """The server refused a subject; if it was the one to have it go on, nothing more comes."""
+        subject = f"$JS.FC.{self._consumer.stream}.{self._consumer.name}.>"
+        if f'"{subject[:-1]}'.lower() in text.lower():
+            self._failure = denied(subject)
+            self._news.set()
 
     def _renew_soon(self) -> None:
         if self._renewing is None and self._waiting:
