@@ -349,8 +349,8 @@ class Pulling:
         self.give_back(self._leave(inbox))
 
     def _leave(self, inbox: Inbox) -> list[bytes]:
-        """Without our interest the server drops the request instead of answering it. Returns what is
-        to be given back of what came for it."""
+        """Without our interest the server drops the request instead of answering it. Returns what
+        came for it and is to be given back."""
         if inbox.done is not None and not inbox.done.done():
             inbox.done.cancel()
         inbox.leave()
