@@ -77,7 +77,7 @@ class Deliveries:
     def configure(self, options: SubscriberOptions) -> None:
         """Take over options; what is in hand stays in hand."""
         self._flow.configure(options)
-        self._handlers.configure(self._flow.max_delivered, options.threads)
+        self._hold_again(self._handlers.configure(self._flow.max_delivered, options.threads))
         extension = options.lease_extension
         if extension is None and options.threads:
             extension = LeaseExtension()
@@ -285,6 +285,13 @@ class Deliveries:
         """They wait to be seen: what nobody saw must not end as a failed attempt."""
         self._leases.park(messages, self._clock.monotonic())
         self._alarm.set(self._leases.next())
+
+    def _hold_again(self, messages: Sequence[Message]) -> None:
+        """They were handed over, and nobody has seen them: they go first when any may go."""
+        held = [message for message in messages if message in self._leases]
+        self._held.extendleft(reversed(held))
+        if held:
+            self._park(held)
 
     def _start(self, message: Message) -> None:
         """It will be seen: from here on its lease is its handler's business."""

@@ -61,21 +61,21 @@ class HandlerPool:
 
     # Who is called.
 
-    def configure(self, most: int, threads: int) -> None:
-        """Run at most so many at a time; blocking ones in so many threads, or 0: on the loop."""
+    def configure(self, most: int, threads: int) -> list[Message]:
+        """Run at most so many at a time; blocking ones in so many threads, or 0: on the loop.
+        Returns what waited for other threads, to be handed over anew."""
         self._most = most
         before = self._threads
         if threads == (before.count if before is not None else 0):
             self.listen(self._listeners)
-            return
+            return []
         self._threads = HandlerThreads(threads, self._on_loop) if threads else None
         self.owner = self._threads or self._on_loop
         self.listen(self._listeners)
-        if before is not None:
-            before.retire()
-            # What waits was to run there, and nothing of it has.
-            for message in self.take_waiting():
-                self.call(message)
+        if before is None:
+            return []
+        before.retire()
+        return self.take_waiting()
 
     def listen(self, listeners: Sequence[Handler]) -> None:
         """Call these from now on, one after the other."""

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import AckResponse, FlowControl, Message, PubSub
 from penstock.errors import ClosedError, InvalidArgumentError
-from penstock.testing import eventually, run_real
+from penstock.testing import eventually, run_real, settled
 from tests.support.fakes import FlakyBroker, subscription_on
 from tests.support.scenes import orders, publish
 
@@ -391,3 +391,40 @@ async def test_what_waits_while_the_number_of_threads_changes_is_run_by_the_new_
         await eventually(lambda: len(done) == 5, within=30)
         assert done == [1] * 5
         assert errors == []
+
+
+async def test_a_pause_holds_what_waits_for_a_thread_when_there_are_none_any_more():
+    """It waits as before, and has its whole deadline when it is handed over: what is forgotten
+    then comes again."""
+    go_on, begun, clock = threading.Event(), [], asyncio.get_running_loop()
+    async with orders(threads=1, ack_deadline=10) as (topic, sub):
+
+        def handle(message):
+            begun.append((round(clock.time()), message.delivery_attempt))
+            if len(begun) == 1:
+                go_on.wait(30)
+                message.ack()
+
+        sub.on("message", handle)
+        await publish(topic, 3)
+        sub.open()
+        await _without_time_passing(lambda: begun)
+        sub.pause()
+        go_on.set()
+        await _without_time_passing(lambda: sub.stream.statistics().messages == 2)
+        sub.set_options(threads=0)
+        await asyncio.sleep(100)
+        assert begun == [(0, 1)]
+        sub.resume()
+        await asyncio.sleep(15)
+        assert begun == [(0, 1), (100, 1), (100, 1), (110, 2), (110, 2)]
+
+
+async def _without_time_passing(condition):
+    """Wait for a thread to get there; virtual time stands still."""
+    for _ in range(10_000):
+        await settled()
+        if condition():
+            return
+        time.sleep(0.001)  # noqa: ASYNC251
+    raise AssertionError("No thread got there")
