@@ -78,8 +78,6 @@ class Closing:
     async def run(self) -> CloseReport:
         deliveries = self._deliveries
         deliveries.note_expired(self._expired)
-        if deliveries.taken_by_nobody:
-            self.give_back_waiting()
         deliveries.changed()
         await self._wait_for_handlers()
         self.give_back_waiting()
@@ -96,10 +94,13 @@ class Closing:
         )
 
     async def _wait_for_handlers(self) -> None:
-        """Until nothing is in flight or time is up. A handler that goes on after its message is
-        settled or has expired gets one more ack deadline to end."""
+        """Until nothing is in flight or time is up. What nobody will take is given back. A handler
+        that goes on after its message is settled or has expired gets one more ack deadline to
+        end."""
         handlers_until: float | None = None
         while True:
+            if self._deliveries.taken_by_nobody:
+                self.give_back_waiting()
             now = self._clock.monotonic()
             leased, running = self._deliveries.unfinished(self._spared)
             if self._deliveries.leaving or not (leased or running):

@@ -202,11 +202,13 @@ class Deliveries:
         """Call these from now on; without any messages wait, or are taken."""
         self._handlers.listen(listeners)
         self._drain_soon()
+        self._flow.changed()
 
     def pause(self) -> None:
         """Hand nothing over until `resume`."""
         self._flowing = False
         self._park(self._handlers.pause())
+        self._flow.changed()
 
     def resume(self) -> None:
         self._flowing = True
@@ -346,7 +348,6 @@ class Deliveries:
         """The program is to end."""
         self.leaving = True
         self.pause()
-        self._flow.changed()
         leave_later(wish)
 
     # Messages are settled: the verbs of `Message`.

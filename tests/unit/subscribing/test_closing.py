@@ -102,6 +102,36 @@ async def test_close_while_paused_gives_back_what_waits():
         assert report.given_back == (ids[1],)
 
 
+def _pause(sub, handle):
+    sub.stream.pause()
+
+
+def _stop_listening(sub, handle):
+    sub.off("message", handle)
+
+
+@pytest.mark.parametrize("stop_taking", [_pause, _stop_listening])
+async def test_what_nobody_will_take_any_more_is_given_back_while_closing_waits(stop_taking):
+    async with orders(flow_control=FlowControl(max_messages=1)) as (topic, sub):
+        sub.set_options(streaming=Streaming(max_streams=1, high_water_mark=5))
+
+        async def handle(message):
+            await asyncio.sleep(1)
+            message.ack()
+
+        sub.on("message", handle)
+        sub.open()
+        ids = await publish(topic, 5)
+        await settled()
+        closing = asyncio.create_task(sub.close())
+        await settled()
+        stop_taking(sub, handle)
+        report = await closing
+        assert now() == pytest.approx(1)
+        assert report.clean
+        assert report.given_back == tuple(ids[1:])
+
+
 async def test_a_handler_that_goes_on_after_its_ack_is_waited_for():
     async with orders() as (topic, sub):
         finished = []
