@@ -107,7 +107,8 @@ class Unsettled:
     messages: int
     """On loan or not."""
     leased: int
-    """Of those, how many are on loan to subscribers."""
+    """Of those, how many are on loan to subscribers. On JetStream also those that came back and
+    were not lent again: its server does not tell them apart."""
     oldest_age: float
     """Seconds since the oldest of them was published; 0 when there is none."""
 

@@ -239,6 +239,24 @@ async def test_creating_what_was_moved_back_leaves_it_where_it_is(server):
         assert found.record.data == b"before"
 
 
+async def test_what_came_back_counts_as_leased_until_it_is_lent_again(server):
+    """The server says how many it has lent and nobody acked, and nothing finer."""
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("came-back").create()
+        sub = await topic.subscription("came-back-sub").create()
+        for n in range(3):
+            await topic.publish_message(b"%d" % n)
+        broker = await pubsub.broker()
+        lent = await broker.pull(sub.name, max_messages=2, max_bytes=1000, wait=5)
+        verbs = (Verb.RELEASE, Verb.NACK)
+        await broker.settle(
+            sub.name, [Settlement(d.ack_id, verb) for d, verb in zip(lent, verbs, strict=True)]
+        )
+        await broker.ping()
+        status = await sub.describe()
+        assert (status.backlog, status.leased) == (3, 2)
+
+
 async def test_pulls_wait_in_peace_where_few_may_be_unsettled(server):
     async with PubSub(server.url) as pubsub:
         topic = await pubsub.topic("narrow").create()
