@@ -210,7 +210,8 @@ class Message:
         """Ack and wait for the outcome.
 
         With exactly-once delivery, SUCCESS means it will never come again and INVALID that this
-        delivery was settled before or is no longer ours. Without it the answer is SUCCESS.
+        delivery was settled before or is no longer ours. Without it the answer is SUCCESS. Once the
+        subscription is closed it is FAILED_PRECONDITION. SUCCESS alone is true.
         """
         return await self._settle_with_response(_ACK)
 

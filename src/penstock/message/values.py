@@ -159,13 +159,16 @@ class Delivery(Struct, frozen=True, gc=False):
 
 
 class AckResponse(IntEnum):
-    """What became of a settlement. The numbers are gRPC codes."""
+    """What became of a settlement; true if it succeeded. The numbers are gRPC codes."""
 
     SUCCESS = 0
     INVALID = 3
     PERMISSION_DENIED = 7
     FAILED_PRECONDITION = 9
     OTHER = 13
+
+    def __bool__(self) -> bool:
+        return self is AckResponse.SUCCESS
 
 
 class Verb(Enum):

@@ -216,6 +216,21 @@ async def test_settling_again_after_the_subscription_is_gone_still_answers():
         assert await received[0].ack_with_response() is AckResponse.FAILED_PRECONDITION
 
 
+async def test_of_the_responses_success_alone_is_true():
+    assert [response for response in AckResponse if response] == [AckResponse.SUCCESS]
+    async with orders(enable_exactly_once_delivery=True) as (topic, sub):
+        said: list[bool] = []
+
+        @sub.on("message")
+        async def handle(message):
+            said.extend([bool(await message.ack_with_response()) for _ in range(2)])
+
+        sub.open()
+        await publish(topic, 1)
+        await settled()
+        assert said == [True, False]
+
+
 @pytest.mark.parametrize(
     ("first", "sent"),
     [
