@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from penstock import __version__
@@ -152,7 +153,7 @@ def _told(error: PenstockError) -> PenstockError:
         return TopicNotFoundError(
             error.topic,
             "`penstock topics list` lists those there are, "
-            f"`penstock topics create {error.topic}` makes it",
+            f"`penstock topics create {quote(error.topic)}` makes it",
         )
     if (
         isinstance(error, SubscriptionNotFoundError)
@@ -161,6 +162,6 @@ def _told(error: PenstockError) -> PenstockError:
         return SubscriptionNotFoundError(
             error.subscription,
             "`penstock subscriptions list` lists those there are, "
-            f"`penstock subscriptions create {error.subscription} --topic TOPIC` makes it",
+            f"`penstock subscriptions create {quote(error.subscription)} --topic TOPIC` makes it",
         )
     return error

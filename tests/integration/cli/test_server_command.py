@@ -2,12 +2,13 @@
 
 import json
 import re
+import shlex
 
 from tests.support.processes import command, command_here
 
 
 def test_a_server_can_be_started_looked_at_and_stopped(tmp_path):
-    folder = str(tmp_path / "data")
+    folder = str(tmp_path / "jürgen grüße" / "data")
     assert command_here("server", "status", folder) == (1, f"Not running: {folder}\n", "")
     ended = command_here("server", "status", folder, "--json")
     assert ended.code == 1 and json.loads(ended.out) == {"folder": folder, "running": False}
@@ -24,7 +25,9 @@ def test_a_server_can_be_started_looked_at_and_stopped(tmp_path):
     assert process[1] in said
     told = json.loads(command_here("server", "status", folder, "--json").out)
     assert told["running"] and told["process"] == int(process[1]) and told["port"] > 0
-    assert command_here("server", "stop", folder) == (0, "Stopped.\n", "")
+    # What it says can be pasted.
+    _, _, hint = started.said.partition("stop it with: penstock ")
+    assert command_here(*shlex.split(hint)) == (0, "Stopped.\n", "")
     assert command_here("server", "status", folder).code == 1
 
 

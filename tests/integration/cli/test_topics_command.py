@@ -128,6 +128,7 @@ def test_topics_and_subscriptions_are_made_by_name(url):
     ("words", "said"),
     [
         (("topics", "tail", "nowhere"), "`penstock topics create nowhere` makes it"),
+        (("topics", "tail", "no~where"), "`penstock topics create 'no~where'` makes it"),
         (("topics", "publish", "nowhere", "x"), "`penstock topics list` lists those there are"),
         (("dead", "list", "nowhere"), "Topic not found: 'nowhere'; `penstock topics list`"),
         (

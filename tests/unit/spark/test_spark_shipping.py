@@ -123,8 +123,8 @@ def test_an_archive_is_given_to_executors_by_settings(tmp_path):
     address, _, folder = settings["spark.archives"].partition("#")
     assert address == file.as_uri() and " " not in address
     assert settings["spark.executorEnv.PYTHONPATH"] == f"./{folder}"
-    with pytest.raises(InvalidArgumentError, match="penstock pipeline ship"):
-        shipped(tmp_path / "none.tar.gz")
+    with pytest.raises(InvalidArgumentError, match=r"pipeline ship '.*/no file\.tar\.gz'$"):
+        shipped(tmp_path / "no file.tar.gz")
 
 
 def test_an_archive_in_a_folder_that_is_not_there_is_refused_before_anything_is_packed(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -23,7 +24,8 @@ def start(folder: Folder) -> None:
     state = _of(folder).keep()
     typer.echo(_where(state, folder))
     typer.echo("It syncs every write: what it acknowledged survives a power failure.")
-    typer.echo(f"Use it as local://{folder}; stop it with: penstock server stop {folder}")
+    stop_it = f"penstock server stop {quote(str(folder))}"
+    typer.echo(f"Use it as local://{folder}; stop it with: {stop_it}")
 
 
 @server.command()

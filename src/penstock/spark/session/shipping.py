@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
@@ -69,7 +70,8 @@ def shipped(archive: str | Path) -> dict[str, str]:
     file = Path(archive)
     if not file.is_file():
         raise InvalidArgumentError(
-            f"There is no archive {str(file)!r}; make it with: penstock pipeline ship {file}"
+            f"There is no archive {str(file)!r}; make it with: "
+            f"penstock pipeline ship {quote(str(file))}"
         )
     return {
         "spark.archives": f"{file.absolute().as_uri()}#{_FOLDER}",

@@ -268,7 +268,7 @@ async def test_a_process_that_got_the_number_of_a_server_is_left_alone(tmp_path)
 
 
 async def test_a_folder_that_was_moved_from_under_its_server_says_so(tmp_path):
-    old, new = tmp_path / "old", tmp_path / "new"
+    old, new = tmp_path / "old", tmp_path / "a new one"
     with a_process(USER, old) as user:
         pid = LocalServer(old).state().pid
         user.kill()
@@ -277,6 +277,7 @@ async def test_a_folder_that_was_moved_from_under_its_server_says_so(tmp_path):
         async with PubSub(f"local://{new}"):
             pass
     assert "\n" not in str(told.value)
+    assert str(told.value).endswith(f"penstock server stop '{new}'")
     assert LocalServer(new).stop()
     assert not server.alive(pid)
     async with PubSub(f"local://{new}") as pubsub:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from shlex import quote
 from typing import TypeVar
 
 from penstock.brokers.nats.broker import NatsBroker
@@ -70,7 +71,7 @@ class LocalBroker(NatsBroker):
         if state is None:
             raise UnavailableError(
                 f"The NATS server in {self.server.directory} was stopped; it is used again when "
-                f"somebody starts it, as: penstock server start {self.server.directory}"
+                f"somebody starts it, as: penstock server start {quote(str(self.server.directory))}"
             )
         self._connection.lead_to(state.address)
 

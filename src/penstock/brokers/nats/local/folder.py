@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 
 from penstock.brokers.nats.local import process as server
@@ -138,7 +139,7 @@ class LocalServer:
         if not Path(last.folder).is_dir():
             raise FailedPreconditionError(
                 f"{self.directory} was moved while its server was running in {last.folder}; stop "
-                f"that with: penstock server stop {self.directory}"
+                f"that with: penstock server stop {quote(str(self.directory))}"
             )
         if last.port and server.answers(last.port):
             return last
