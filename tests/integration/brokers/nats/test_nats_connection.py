@@ -178,7 +178,14 @@ async def test_a_server_that_talks_nonsense_is_left_and_asked_again(server, nons
 
 
 @pytest.mark.parametrize(
-    "greeting", [b"INFO\r\n", b"INFO 5\r\n", b"INFO {}\r\n\xff\r\n", b"x" * 100_000 + b"\r\n"]
+    "greeting",
+    [
+        b"INFO\r\n",
+        b"INFO 5\r\n",
+        b'INFO {"max_payload":-5}\r\n',
+        b"INFO {}\r\n\xff\r\n",
+        b"x" * 100_000 + b"\r\n",
+    ],
 )
 async def test_a_reconnect_that_meets_something_else_is_tried_again(server, greeting):
     async with behind_proxy(server, timeout=1) as (proxy, pubsub):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import nats.aio.client
 import nats.errors
@@ -23,6 +23,7 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 from nats.protocol.parser import Parser
 
+from penstock.brokers.nats.protocol.frames import check_info
 from penstock.errors import InternalError, UnavailableError
 
 if TYPE_CHECKING:
@@ -232,6 +233,10 @@ class SteadyClient(nats.aio.client.Client):
             pong = self._pongs.pop(0)
             if not pong.done():
                 pong.set_result(True)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        check_info(info)
+        await super()._process_info(info, initial_connection)
 
     async def _process_connect_init(self) -> None:
         await super()._process_connect_init()

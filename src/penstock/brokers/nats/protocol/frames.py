@@ -37,12 +37,16 @@ def read_head(words: list[bytes]) -> tuple[bytes, int, int]:
     """Reply subject, bytes of headers, and bytes of headers and payload, of the words that
     announce a message: `MSG subject sid [reply] size` or `HMSG subject sid [reply] size size`."""
     try:
+        all_digits = words[-1].isdigit()
         if words[0] == b"HMSG":
+            all_digits = all_digits and words[-2].isdigit()
             header, total, most = int(words[-2]), int(words[-1]), 6
         else:
             header, total, most = 0, int(words[-1]), 5
     except (ValueError, IndexError):
         raise nonsense("a message without its size") from None
+    if not all_digits:  # `int` takes more than those.
+        raise nonsense("a message with a size that is no number")
     if not 0 <= header <= total <= MAX_MESSAGE:
         check_sizes(header, total)
     if not most - 1 <= len(words) <= most:
@@ -59,9 +63,18 @@ def check_sizes(header: int, total: int) -> None:
 def read_info(text: bytes) -> dict[str, Any]:
     """What the server says of itself."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        info = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise nonsense("an INFO that cannot be read") from None
+    check_info(info)
+    return info
+
+
+def check_info(info: dict[str, Any]) -> None:
+    """Raise unless a server may say this of itself."""
+    most = info.get("max_payload", 1)
+    if type(most) is not int or most < 1:
+        raise nonsense("an INFO without a size that payloads may have")
 
 
 def check_body(data: bytes, end: int) -> None:
