@@ -184,6 +184,23 @@ async def test_without_a_server_to_start_it_says_what_to_install(tmp_path, monke
             pass
 
 
+@pytest.mark.parametrize("exists", [False, True])
+async def test_without_a_server_to_start_nothing_is_made(tmp_path, monkeypatch, exists):
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = tmp_path / "new" / "data"
+    if exists:
+        folder.mkdir(parents=True)
+    before = [*tmp_path.rglob("*")]
+    with pytest.raises(UnavailableError, match="no nats-server"):
+        async with PubSub(f"local://{folder}"):
+            pass
+    with pytest.raises(UnavailableError, match="no nats-server"):
+        LocalServer(folder).keep()
+    assert [*tmp_path.rglob("*")] == before
+    assert not LocalServer(folder).stop()
+
+
 async def test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.brokers.nats.local.state._CONFIG", "nonsense {{ {run}")
     with pytest.raises(UnavailableError, match=r"did not start.*server\.log"):

@@ -118,7 +118,7 @@ class LocalServer:
         """Stop it, whoever uses it; False when it was not running."""
         if not self.directory.is_dir():
             return False
-        with self._locked():
+        with self._locked(make=False):
             self._kept_file.unlink(missing_ok=True)
             return self._stop()
 
@@ -255,7 +255,7 @@ class LocalServer:
         """One at a time. Whatever is wrong with the folder is told in one line."""
         try:
             if make:
-                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._make()
             with self._file("lock") as lock:
                 self._await_turn(lock)
                 yield
@@ -263,6 +263,11 @@ class LocalServer:
             raise
         except OSError as error:
             raise _unusable(self.directory, error, made=make) from error
+
+    def _make(self) -> None:
+        if read_state(self.directory) is None:
+            server.find_binary()  # It will have to be started; without one nothing is made.
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _await_turn(self, lock: IO[Any]) -> None:
         """Another process may be waiting for the server to recover its store."""
