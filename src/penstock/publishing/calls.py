@@ -12,6 +12,7 @@ from penstock.errors import DeadlineExceededError, InternalError, PenstockError
 from penstock.message import PublishFault
 from penstock.publishing.flight import Flight
 from penstock.publishing.flights import Answers
+from penstock.rules.standing_still import time_to_read
 
 
 class Calls:
@@ -54,24 +55,34 @@ class Calls:
             await asyncio.wait(tasks)
 
     async def _call(self, topic: str, flights: list[Flight]) -> None:
-        attempts = [flight.attempts for flight in flights]
+        call = _Call(topic, flights)
         loop = asyncio.get_running_loop()
-        late = loop.call_later(self._wait_timeout, self._report_late, topic, flights, attempts)
+        call.late = loop.call_later(self._wait_timeout, self._look_late, call)
         try:
-            answers = await self._answers(topic, flights)
+            answers = await self._answers(call)
         finally:
-            late.cancel()
-        self._on_answers(flights, attempts, answers)
+            call.late.cancel()
+        self._on_answers(flights, call.attempts, answers)
 
-    def _report_late(self, topic: str, flights: list[Flight], attempts: list[int]) -> None:
+    def _look_late(self, call: _Call) -> None:
+        loop = asyncio.get_running_loop()
+        more = time_to_read(call.late.when(), loop.time())
+        if more:
+            call.late = loop.call_later(more, self._report_late, call)
+        else:
+            self._report_late(call)
+
+    def _report_late(self, call: _Call) -> None:
         error = DeadlineExceededError(
-            f"Not acknowledged by topic {topic!r} within {self._wait_timeout:g} s; the message "
-            "may or may not be stored"
+            f"Not acknowledged by topic {call.topic!r} within {self._wait_timeout:g} s; the "
+            "message may or may not be stored"
         )
-        self._on_answers(flights, attempts, [PublishFault(error)] * len(flights))
+        faults = [PublishFault(error)] * len(call.flights)
+        self._on_answers(call.flights, call.attempts, faults)
 
-    async def _answers(self, topic: str, flights: list[Flight]) -> Answers:
+    async def _answers(self, call: _Call) -> Answers:
         """One answer each, whatever happens."""
+        topic, flights = call.topic, call.flights
         try:
             broker = await self._broker()
             self._on_sent(flights)
@@ -88,6 +99,20 @@ class Calls:
             fault.__cause__ = cause
             return [PublishFault(fault)] * len(flights)
         return answers
+
+
+class _Call:
+    """Flights of a topic that go together, and the attempts that they make in it."""
+
+    __slots__ = ("attempts", "flights", "late", "topic")
+
+    late: asyncio.TimerHandle
+    """Rings when nobody waits any longer."""
+
+    def __init__(self, topic: str, flights: list[Flight]) -> None:
+        self.topic = topic
+        self.flights = flights
+        self.attempts = [flight.attempts for flight in flights]
 
 
 def _by_topic(flights: list[Flight]) -> dict[str, list[Flight]]:

@@ -64,7 +64,8 @@ class ManagedPublisher:
     `resume_key` is called, so that none overtakes it unnoticed.
 
     Every flight ends exactly once, at the latest `wait_timeout` seconds after its last attempt
-    was published. `poll_time` and `hold_pause_time` are accepted for compatibility: everything
+    was published, or a moment later when the process stood still until then: an ack that came
+    meanwhile counts. `poll_time` and `hold_pause_time` are accepted for compatibility: everything
     here reacts at once. Use it with `async with`, which drains at the end, or call `start` and
     `drain`; or run `publish_runner` and `flights_runner` in tasks of your own.
     """

@@ -276,6 +276,44 @@ async def test_a_flight_whose_first_attempts_found_no_broker_is_tried_until_its_
                 assert 900 < now() - began < 1000
 
 
+def stand_still(seconds):
+    asyncio.get_running_loop()._jumping.now += seconds
+
+
+@pytest.mark.parametrize("late", [0.02, 1, 100])
+async def test_acks_that_came_while_the_process_stood_still_count(late):
+    async with publishing(SlowBroker(delay=1), wait_timeout=5) as publisher:
+        flights = [await publisher.publish_async("orders") for _ in range(10)]
+        await settled()
+        stand_still(5 + late)
+        await publisher.drain()
+        assert {flight.state for flight in flights} == {FlightState.ACKED}
+
+
+async def test_who_stands_still_again_and_again_does_not_wait_for_ever():
+    async with publishing(SlowBroker(delay=1000), wait_timeout=5) as publisher:
+        flight = await publisher.publish_async("orders")
+        await settled()
+        stand_still(6)
+        await asyncio.sleep(0.1)
+        assert flight.state is FlightState.IN_FLIGHT
+        stand_still(6)
+        await asyncio.sleep(0.1)
+        assert flight.state is FlightState.TIMED_OUT
+
+
+async def test_an_attempt_that_is_answered_in_the_time_it_was_given_more_is_not_in_doubt():
+    refused = (5.7, FailedPreconditionError("no"))
+    retry = PublishRetry(attempts=2, retry_on=lambda error: True, **STEADY)
+    async with publishing(Scripted(refused), retry=retry, wait_timeout=5) as publisher:
+        flight = await publisher.publish_async("orders")
+        await settled()
+        stand_still(5.5)
+        await asyncio.sleep(2)
+        assert not flight._in_doubt
+        await flight.ack
+
+
 async def test_a_flight_of_a_publisher_that_never_started_ends_by_its_deadline():
     async with client(SlowBroker()) as pubsub:
         publisher = ManagedPublisher(pubsub, wait_timeout=7)

@@ -34,6 +34,7 @@ from penstock.errors import (
     TopicNotFoundError,
 )
 from penstock.message import Draft, PublishFault, Receipt
+from penstock.rules.standing_still import time_to_read
 from penstock.rules.subjects import routed_subject
 
 # JetStream takes at most 1000 messages in an atomic batch; the bytes are bounded so that one batch
@@ -43,10 +44,6 @@ _BATCH_BYTES = 4 * 2**20
 _QUIET_TURNS = 10
 # What an atomic batch adds to the headers of a message, generously.
 _BATCH_HEADERS = 160
-# Who looks at the time so many seconds too late has stood still, and so have the answers: they wait
-# to be read, which takes some turns of the loop.
-_STOOD_STILL = 0.1
-_TO_READ = 0.5
 
 _subject, _data = attrgetter("subject"), attrgetter("data")
 
@@ -219,8 +216,9 @@ class Publishing:
         loop = asyncio.get_running_loop()
         now, calls = loop.time(), list(self._calls.values())
         for call in calls:
-            if now - call.until >= _STOOD_STILL and not call.spared:
-                call.spared, call.until = True, now + _TO_READ
+            more = 0.0 if call.spared else time_to_read(call.until, now)
+            if more:
+                call.spared, call.until = True, now + more
             elif call.until <= now:
                 call.fail(_not_acknowledged(self._connection.options.timeout))
         later = min((call.until for call in calls if call.until > now), default=inf)
