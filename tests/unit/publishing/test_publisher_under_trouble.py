@@ -314,6 +314,18 @@ async def test_an_attempt_that_is_answered_in_the_time_it_was_given_more_is_not_
         await flight.ack
 
 
+@pytest.mark.parametrize("key", [None, "ann"])
+async def test_a_flight_that_ends_leaves_its_bytes_to_others(key):
+    options = {"max_bytes": 1000, "max_in_flight": 50, "refill_allowed_at": 49}
+    async with publishing(**options) as publisher, asyncio.timeout(3):
+        for _ in range(30):
+            await (await publisher.publish_async("orders", bytes(100), ordering_key=key)).ack
+        flights = [await publisher.publish_async("orders", bytes(100)) for _ in range(30)]
+        for flight in flights:
+            await flight.ack
+    assert (publisher._admission.window.messages, publisher._admission.window.bytes) == (0, 0)
+
+
 async def test_a_flight_of_a_publisher_that_never_started_ends_by_its_deadline():
     async with client(SlowBroker()) as pubsub:
         publisher = ManagedPublisher(pubsub, wait_timeout=7)
