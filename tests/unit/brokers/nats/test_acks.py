@@ -447,6 +447,79 @@ async def test_a_process_that_stands_still_again_and_again_does_not_wait_for_eve
     assert call.done()
 
 
+class Shaky(Wire):
+    """Its connection can be lost, which is noticed when somebody writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.back = asyncio.Event()
+        self.back.set()
+
+    @property
+    def is_ready(self):
+        return self.back.is_set()
+
+    async def until_connected(self, within=None):
+        try:
+            async with asyncio.timeout(self.timeout if within is None else within):
+                await self.back.wait()
+        except TimeoutError:
+            raise UnavailableError("Not connected") from None
+
+    def write_now(self, data):
+        return False
+
+    async def write(self, parts, on_progress=None):
+        if not self.is_ready:
+            raise UnavailableError("Not connected")
+        await super().write(parts)
+
+
+class Asked:
+    """A catalogue that has to ask for what is known of a topic."""
+
+    def known_routes(self, _):
+        return None
+
+    async def routes(self, _):
+        await asyncio.sleep(0)
+        return Routes((), (), False)
+
+
+async def lost_on_the_way(*, group_commit, messages=1):
+    """A publish of which nothing is written when the connection is lost."""
+    wire = Shaky()
+    options = SimpleNamespace(inbox_prefix="_INBOX.ours", timeout=5.0, group_commit=group_commit)
+    ours = Publishing(SimpleNamespace(wire=wire, options=options), Asked())
+    ours.open()
+    drafts = [Draft(b"x", {}, None, "a")] * messages
+    call = asyncio.ensure_future(ours.publish("orders", drafts))
+    await asyncio.sleep(0)
+    wire.back.clear()
+    return wire, call
+
+
+@pytest.mark.parametrize("group_commit", [True, False])
+async def test_what_is_not_written_when_the_connection_is_lost_waits_for_the_next(group_commit):
+    wire, call = await lost_on_the_way(group_commit=group_commit)
+    await asyncio.sleep(3)
+    assert not wire.replies
+    wire.back.set()
+    await settled()
+    wire.ack(wire.replies[0])
+    [answer] = await call
+    assert answer.message_id == "a"
+
+
+@pytest.mark.parametrize(("group_commit", "messages"), [(True, 1), (True, 5000), (False, 1)])
+async def test_what_is_not_written_within_its_time_is_told_so(group_commit, messages):
+    began = now()
+    wire, call = await lost_on_the_way(group_commit=group_commit, messages=messages)
+    with pytest.raises(UnavailableError, match="Not connected"):
+        await call
+    assert now() - began == wire.timeout
+
+
 def timers():
     return [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]
 

@@ -54,7 +54,7 @@ class Publishing:
     def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
         self._connection = connection
         self._catalogue = catalogue
-        self._wire = connection.wire
+        self.wire = connection.wire
         self._prefix = f"{connection.options.inbox_prefix}.{secrets.token_hex(8)}"
         self._reply = f" {self._prefix}.".encode()
         self._calls: dict[bytes, Call] = {}
@@ -62,14 +62,14 @@ class Publishing:
         self._watching: asyncio.TimerHandle | None = None
         self._at = len(self._prefix) + 1
         self._committers: dict[str, _Committer] = {}
-        self._wire.on_loss(self._on_loss)
+        self.wire.on_loss(self._on_loss)
 
     @property
     def max_payload(self) -> int:
-        return self._wire.max_payload
+        return self.wire.max_payload
 
     def open(self) -> None:
-        self._wire.subscribe_runs(self._prefix, STORED, self._on_stored, self._on_answer)
+        self.wire.subscribe_runs(self._prefix, STORED, self._on_stored, self._on_answer)
 
     def denied(self, text: str) -> None:
         """The server refused a subject we published on: say so to those who did."""
@@ -81,8 +81,8 @@ class Publishing:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
-        if not self._wire.is_ready:
-            await self._wire.until_connected()
+        if not self.wire.is_ready:
+            await self.wire.until_connected()
         try:
             routes = self._catalogue.known_routes(topic) or await self._catalogue.routes(topic)
         except TopicNotFoundError as error:
@@ -98,8 +98,10 @@ class Publishing:
                     committer = self._committers[topic] = _Committer(self, topic)
                 await committer.commit(drafts, operations, answers)
             else:
+                if not self.wire.is_ready:  # Any more: what is known of a topic is asked for.
+                    await self.wire.until_connected()
                 # Of the server too: another may be there than the one that told of the topic.
-                alone = routes.alone and bool(self._wire.lone_server)
+                alone = routes.alone and bool(self.wire.lone_server)
                 await self.pipeline(topic, drafts, operations, answers, alone=alone)
         return answers  # type: ignore[return-value]
 
@@ -114,7 +116,7 @@ class Publishing:
             return None
         largest = max(map(len, headers))
         whole = largest + max(map(len, map(_data, drafts)))
-        if largest > MAX_HEADERS or whole > self._wire.max_payload:
+        if largest > MAX_HEADERS or whole > self.wire.max_payload:
             return None
         subject = topic.encode()
         return [*zip(range(len(headers)), repeat(subject), headers)]
@@ -128,7 +130,7 @@ class Publishing:
     ) -> list[Operation]:
         """What to send; drafts that cannot be sent are answered."""
         operations: list[Operation] = []
-        limit = self._wire.max_payload
+        limit = self.wire.max_payload
         asked_again = False
         for at, draft in enumerate(drafts):
             try:
@@ -166,7 +168,7 @@ class Publishing:
         name = self._names.next() if alone else self._names.new()
         parts = written(b"%b%b." % (self._reply, name), drafts, operations)
         # What can be done while the server works is: no answer is read before the first `await`.
-        sent = len(parts) == 1 and self._wire.write_now(parts[0])
+        sent = len(parts) == 1 and self.wire.write_now(parts[0])
         call = self._calls[name] = Call(operations, len(operations), len(drafts))
         error = await self._send(call, name, [] if sent else parts)
         got = call.answers
@@ -189,13 +191,13 @@ class Publishing:
         self._watch(call)
         try:
             if parts:
-                await self._wire.write(parts, on_progress=lambda: self._prolong(call))
+                await self.wire.write(parts, on_progress=lambda: self._prolong(call))
             await call.done
         except PenstockError as error:
             return error
         finally:
             del self._calls[name]
-            if self._wire.closed:
+            if self.wire.closed:
                 self._stop_watching()
         return InternalError("The NATS server did not answer")
 
@@ -269,7 +271,7 @@ class Publishing:
 
     def _on_loss(self) -> None:
         self._names.doubt()
-        error = self._wire.loss(
+        error = self.wire.loss(
             "The connection to the NATS server was lost before it acknowledged; the message may "
             "or may not be stored"
         )
@@ -370,13 +372,19 @@ class _Committer:
         operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
     ) -> None:
+        wire = self._publishing.wire
+        until = asyncio.get_running_loop().time() + wire.timeout
         parts = [
-            _Entry(drafts, operations[at : at + _BATCH_MESSAGES], answers)
+            _Entry(drafts, operations[at : at + _BATCH_MESSAGES], answers, until)
             for at in range(0, len(operations), _BATCH_MESSAGES)
         ]
         await asyncio.gather(*map(self._commits.ask, parts))
 
     async def _commit(self, batch: Sequence[_Entry]) -> list[None]:
+        wire = self._publishing.wire
+        if not wire.is_ready:  # Any more: what is gathered waits for what is being stored.
+            until = max(entry.until for entry in batch)
+            await wire.until_connected(max(0.0, until - asyncio.get_running_loop().time()))
         flat = [(entry, *operation) for entry in batch for operation in entry.operations]
         outcome = None
         if len(flat) > 1 and not any(self._must_go_alone(entry) for entry in batch):
@@ -411,15 +419,18 @@ class _Committer:
 class _Entry:
     """A caller's drafts, or a batch's worth of them, waiting to be committed."""
 
-    __slots__ = ("answers", "drafts", "operations", "size")
+    __slots__ = ("answers", "drafts", "operations", "size", "until")
 
     def __init__(
         self,
         drafts: Sequence[Draft],
         operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
+        until: float,
     ) -> None:
         self.drafts = drafts
         self.operations = operations
         self.answers = answers
+        self.until = until
+        """When waiting for a connection ends."""
         self.size = sum(len(drafts[at].data) for at, _, _ in operations)
