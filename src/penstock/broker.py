@@ -449,6 +449,36 @@ def pull_to(
     return own(take, subscription, max_messages=max_messages, max_bytes=max_bytes, wait=wait)
 
 
+OnSent: TypeAlias = Callable[[Sequence[int]], None]
+"""Called with the places of drafts that have left; again if they are sent again."""
+_Answers: TypeAlias = Awaitable[Sequence[Receipt | PublishFault]]
+
+
+class TellsSent(Protocol):
+    """What a broker may be beside: one that tells when drafts leave, where a caller that waits
+    knows only that they were handed over."""
+
+    async def publish_telling(
+        self, on_sent: OnSent, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        """As `Broker.publish`, but that `on_sent` is called when drafts are sent to where they are
+        stored, before they are answered. It does not wait for anything. What raises without having
+        called it has sent nothing, and will not.
+        """
+        ...
+
+
+def publish_telling(
+    broker: Broker, on_sent: OnSent, topic: str, drafts: Sequence[Draft]
+) -> _Answers:
+    """The broker's own, if it `TellsSent`, else its `publish`: they have left when it is called."""
+    own: Callable[..., _Answers] | None = getattr(broker, "publish_telling", None)
+    if own is None:
+        on_sent(range(len(drafts)))
+        return broker.publish(topic, drafts)
+    return own(on_sent, topic, drafts)
+
+
 class RangeLog(Protocol):
     """A log for readers that have a process or a thread to themselves: it blocks, and what it reads
     comes in columns. Messages are read as they are stored; no subscription is touched.

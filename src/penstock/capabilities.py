@@ -13,7 +13,7 @@ from datetime import datetime
 from operator import attrgetter
 from typing import cast
 
-from penstock.broker import Broker, Log, ReleaseCounts
+from penstock.broker import Broker, Log, OnSent, ReleaseCounts, publish_telling
 from penstock.config import DUPLICATE_WINDOW, SubscriptionConfig, TopicConfig
 from penstock.errors import InvalidArgumentError, UnimplementedError
 from penstock.message import Draft, PublishFault, Receipt
@@ -145,21 +145,29 @@ def check_snapshot(broker: Broker, snapshot: str) -> None:
 
 
 def publish(
-    broker: Broker, topic: str, drafts: Sequence[Draft]
+    broker: Broker, topic: str, drafts: Sequence[Draft], on_sent: OnSent | None = None
 ) -> Awaitable[Sequence[Receipt | PublishFault]]:
     """`broker.publish`, for drafts that may ask for more than to be stored: those that ask for what
-    is not claimed are answered here, and not stored."""
+    is not claimed are answered here, and not stored. `on_sent` is told when the others leave."""
     claims = broker.capabilities
     # This is on the way of every message: one look at all of them, and none where all is claimed.
     if (claims.expectations or not any(map(_expect, drafts))) and (
         claims.ttl or not any(map(_ttl, drafts))
     ):
+        return _published(broker, topic, drafts, on_sent)
+    return _publish_claimed(broker, topic, drafts, on_sent)
+
+
+def _published(
+    broker: Broker, topic: str, drafts: Sequence[Draft], on_sent: OnSent | None
+) -> Awaitable[Sequence[Receipt | PublishFault]]:
+    if on_sent is None:
         return broker.publish(topic, drafts)
-    return _publish_claimed(broker, topic, drafts)
+    return publish_telling(broker, on_sent, topic, drafts)
 
 
 async def _publish_claimed(
-    broker: Broker, topic: str, drafts: Sequence[Draft]
+    broker: Broker, topic: str, drafts: Sequence[Draft], on_sent: OnSent | None
 ) -> Sequence[Receipt | PublishFault]:
     refused: dict[int, Receipt | PublishFault] = {}
     for at, draft in enumerate(drafts):
@@ -168,7 +176,8 @@ async def _publish_claimed(
         except UnimplementedError as error:
             refused[at] = PublishFault(error)
     others = [at for at in range(len(drafts)) if at not in refused]
-    stored = await broker.publish(topic, [drafts[at] for at in others])
+    told = None if on_sent is None else lambda places: on_sent([others[at] for at in places])
+    stored = await _published(broker, topic, [drafts[at] for at in others], told)
     answers = {**refused, **dict(zip(others, stored, strict=True))}
     return [answers[at] for at in range(len(drafts))]
 

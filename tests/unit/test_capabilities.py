@@ -62,6 +62,13 @@ async def test_drafts_that_are_refused_keep_the_others_from_nothing_and_each_its
     assert "'ttl'" in str(answers[1].error) and "'expectations'" in str(answers[2].error)
 
 
+async def test_it_is_told_that_those_were_sent_which_are_not_refused():
+    drafts = [Draft.of(b"0", ttl=5), Draft.of(b"1"), Draft.of(b"2", ttl=5), Draft.of(b"3")]
+    told = []
+    await publish(await modest(), "orders", drafts, told.extend)
+    assert told == [1, 3]
+
+
 async def test_what_is_claimed_goes_through_as_it_is():
     class Proud(Modest):
         capabilities = Capabilities(expectations=True)

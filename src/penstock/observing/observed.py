@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import iscoroutinefunction
 from typing import Any
 
-from penstock.broker import Broker, Take, pull_to
+from penstock.broker import Broker, OnSent, Take, publish_telling, pull_to
 from penstock.message import (
     AckResponse,
     Delivery,
@@ -33,10 +33,24 @@ class ObservedBroker:
     async def publish(
         self, topic: str, drafts: Sequence[Draft]
     ) -> Sequence[Receipt | PublishFault]:
+        return await self._told(topic, drafts, self._broker.publish(topic, drafts))
+
+    async def publish_telling(
+        self, on_sent: OnSent, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        publishing = publish_telling(self._broker, on_sent, topic, drafts)
+        return await self._told(topic, drafts, publishing)
+
+    async def _told(
+        self,
+        topic: str,
+        drafts: Sequence[Draft],
+        publishing: Awaitable[Sequence[Receipt | PublishFault]],
+    ) -> Sequence[Receipt | PublishFault]:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            answers = await self._broker.publish(topic, drafts)
+            answers = await publishing
         except BaseException as error:
             self._observer.published(topic, drafts, error, clock() - began)
             raise

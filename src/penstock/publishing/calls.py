@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.broker import Broker
 from penstock.callbacks import leave_later
@@ -18,9 +18,9 @@ from penstock.rules.standing_still import time_to_read
 class Calls:
     """Publishes flights, those of a topic in one call, several calls side by side.
 
-    `on_sent` is told of flights as they are handed to the broker, `on_answers` of their answers,
-    one each, and of the attempts that were answered. An attempt that takes longer than
-    `wait_timeout` is answered with a fault, and once more when its own answer comes.
+    `on_sent` is told of flights as they leave, `on_answers` of their answers, one each, and of the
+    attempts that were answered. An attempt that takes longer than `wait_timeout` is answered with
+    a fault, and once more when its own answer comes.
     """
 
     def __init__(
@@ -73,24 +73,33 @@ class Calls:
             self._report_late(call)
 
     def _report_late(self, call: _Call) -> None:
+        within = f"topic {call.topic!r} within {self._wait_timeout:g} s"
         error = DeadlineExceededError(
-            f"Not acknowledged by topic {call.topic!r} within {self._wait_timeout:g} s; the "
-            "message may or may not be stored"
+            f"Not acknowledged by {within}; the message may or may not be stored"
+            if call.has_left
+            else f"Not sent to {within}: its broker is not there, or behind; it may still be sent"
         )
         faults = [PublishFault(error)] * len(call.flights)
         self._on_answers(call.flights, call.attempts, faults)
+
+    def _leave(self, call: _Call, places: Sequence[int]) -> None:
+        call.has_left = True
+        flights = call.flights
+        all_of_them = len(places) == len(flights)
+        self._on_sent(flights if all_of_them else [flights[at] for at in places])
 
     async def _answers(self, call: _Call) -> Answers:
         """One answer each, whatever happens."""
         topic, flights = call.topic, call.flights
         try:
             broker = await self._broker()
-            self._on_sent(flights)
-            answers = await publish(broker, topic, [flight._draft for flight in flights])
+            drafts = [flight._draft for flight in flights]
+            answers = await publish(broker, topic, drafts, lambda at: self._leave(call, at))
             if len(answers) != len(flights):
-                raise InternalError(f"The broker answered {len(answers)} of {len(flights)} drafts")
+                few = InternalError(f"The broker answered {len(answers)} of {len(flights)} drafts")
+                return [PublishFault(few)] * len(flights)
         except PenstockError as error:
-            return [PublishFault(error)] * len(flights)
+            return [PublishFault(error) if call.has_left else NeverLeft(error)] * len(flights)
         except BaseException as cause:
             if self._stopped and isinstance(cause, asyncio.CancelledError):
                 raise
@@ -101,10 +110,18 @@ class Calls:
         return answers
 
 
+class NeverLeft(PublishFault, frozen=True):
+    """Nothing was sent: whatever the error says of others, this is not stored."""
+
+    @property
+    def definite(self) -> bool:
+        return True
+
+
 class _Call:
     """Flights of a topic that go together, and the attempts that they make in it."""
 
-    __slots__ = ("attempts", "flights", "late", "topic")
+    __slots__ = ("attempts", "flights", "has_left", "late", "topic")
 
     late: asyncio.TimerHandle
     """Rings when nobody waits any longer."""
@@ -113,6 +130,8 @@ class _Call:
         self.topic = topic
         self.flights = flights
         self.attempts = [flight.attempts for flight in flights]
+        self.has_left = False
+        """Some of it was sent."""
 
 
 def _by_topic(flights: list[Flight]) -> dict[str, list[Flight]]:

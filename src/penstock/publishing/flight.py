@@ -48,7 +48,8 @@ class Flight(Struct, eq=False, gc=False):
     `await flight.ack` gives its receipt, or raises what became of it. `state` says the same at
     any time. DUPLICATE: the broker had it already. REJECTED: it is not stored. TIMED_OUT and
     UNKNOWN: some attempt was not answered, so it may or may not be stored; publishing it again
-    with the same message id is safe within the topic's duplicate window.
+    with the same message id is safe within the topic's duplicate window. `publish_time`: when it
+    was last sent, in seconds since the epoch; None while nothing of it has left.
     """
 
     # Without the garbage collector: what might refer back to a flight, a task that waits for its

@@ -71,7 +71,7 @@ class PublisherListener:
     """
 
     def published(self, flight: Flight) -> Any:
-        """It was handed to the broker."""
+        """It has left: it was sent to the broker for the first time."""
 
     def acked(self, flight: Flight) -> Any:
         """The broker has it."""

@@ -7,7 +7,7 @@ import itertools
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
@@ -413,8 +413,10 @@ class ManagedPublisher:
     def _tell_published(self, flights: list[Flight]) -> None:
         """They leave now: what leaves together is published at the same time."""
         sent = self._clock.time_ns() / NS
-        # The first attempts may have ended before there was a broker to send anything to.
-        new = [f for f in flights if f.publish_time is None] if self._announcer.has_listener else ()
+        new: Sequence[Flight] = ()
+        if self._announcer.has_listener:
+            # The first attempts may have ended before anything could be sent, and so may flights.
+            new = [f for f in flights if f.publish_time is None and f.state is _IN_FLIGHT]
         for flight in flights:
             flight.publish_time = sent
         for flight in new:

@@ -5,7 +5,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from penstock import App, FlightState, ManagedPublisher, Message, PubSub, Reject
+from penstock import App, Draft, FlightState, ManagedPublisher, Message, PubSub, Reject
+from penstock.broker import publish_telling
+from penstock.brokers.memory import MemoryBroker
 from penstock.consuming.middleware import observe
 from penstock.errors import NotFoundError
 from penstock.observing import Observer, watch
@@ -91,6 +93,24 @@ async def test_a_client_tells_of_publishing_receiving_settling_and_handlers():
     assert sum(count for what, _, count in [t for t in told if t[0] == "received"]) == 3
     assert sum(len(t[2]) for t in told if t[0] == "settled") == 3
     assert told.count(("handled", "orders", "billing", 1, None)) == 3
+
+
+class TellsLater(MemoryBroker):
+    async def publish_telling(self, on_sent, topic, drafts):
+        answers = await self.publish(topic, drafts)
+        on_sent([0])
+        return answers
+
+
+@pytest.mark.parametrize(("broker", "told"), [(MemoryBroker, [0, 1]), (TellsLater, [0])])
+async def test_an_observed_broker_tells_what_was_sent_as_the_broker_itself_does(broker, told):
+    telling, sent = Telling(), []
+    async with PubSub(broker=broker(VirtualClock()), observer=telling) as pubsub:
+        await pubsub.topic("orders").create()
+        drafts = [Draft.of(b"x"), Draft.of(b"y")]
+        await publish_telling(await pubsub.broker(), sent.extend, "orders", drafts)
+    assert sent == told
+    assert telling.told == [("published", "orders", 2, 2)]
 
 
 async def test_plain_handlers_of_a_client_are_told_of_too_and_what_they_raise():

@@ -240,6 +240,97 @@ async def test_published_is_told_and_timed_when_the_message_leaves():
         assert publish_time == flight.publish_time is not None
 
 
+class Distant(SlowBroker):
+    """Each call waits so long for a connection, then sends and is answered, or finds none."""
+
+    def __init__(self, *script):
+        super().__init__()
+        self.script = list(script)
+
+    async def publish_telling(self, on_sent, topic, drafts):
+        away, answer = self.script.pop(0) if self.script else (0, None)
+        await asyncio.sleep(away)
+        if answer == "no connection":
+            raise UnavailableError(answer)
+        on_sent(range(len(drafts)))
+        if answer == "lost":
+            return [PublishFault(UnavailableError(answer))] * len(drafts)
+        return await self.publish(topic, drafts)
+
+
+class Heard(PublisherListener):
+    def __init__(self):
+        self.told = []
+
+    def published(self, flight):
+        self.told.append(("published", now(), flight.attempts))
+
+    def timeout(self, flight):
+        self.told.append(("timeout", now(), flight.attempts))
+
+
+async def test_published_is_told_when_the_broker_sends_it_however_long_it_was_handed_over_before():
+    heard = Heard()
+    async with publishing(Distant((3, None)), listener=heard) as publisher:
+        flight = await publisher.publish_async("orders")
+        await asyncio.sleep(2)
+        assert flight.publish_time is None
+        await flight.ack
+        assert flight.publish_time is not None
+    assert heard.told == [("published", 3, 1)]
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+async def test_a_flight_that_was_never_sent_is_not_published_and_not_stored(attempts):
+    heard = Heard()
+    broker = Distant(*[(1, "no connection")] * attempts)
+    retry = PublishRetry(attempts=attempts)
+    async with publishing(broker, listener=heard, retry=retry) as publisher:
+        flight = await publisher.publish_async("orders")
+        with pytest.raises(UnavailableError, match="no connection"):
+            await flight.ack
+        assert flight.attempts == attempts
+        assert flight.state is FlightState.REJECTED
+        assert flight.publish_time is None
+    assert not heard.told
+
+
+async def test_a_flight_that_was_sent_once_and_lost_is_unknown_though_it_is_not_sent_again():
+    heard = Heard()
+    retry = PublishRetry(attempts=2, **STEADY)
+    broker = Distant((0, "lost"), (0, "no connection"))
+    async with publishing(broker, listener=heard, retry=retry) as publisher:
+        flight = await publisher.publish_async("orders")
+        with pytest.raises(UnavailableError, match="no connection"):
+            await flight.ack
+        assert flight.state is FlightState.UNKNOWN
+        assert flight.publish_time is not None
+    assert heard.told == [("published", 0, 1)]
+
+
+async def test_a_flight_that_is_sent_after_its_end_is_in_doubt_and_nobody_is_told():
+    heard = Heard()
+    async with publishing(Distant((8, None)), listener=heard, wait_timeout=5) as publisher:
+        flight = await publisher.publish_async("orders")
+        with pytest.raises(DeadlineExceededError, match="Not sent to topic 'orders' within 5 s"):
+            await flight.ack
+        assert flight.state is FlightState.TIMED_OUT
+        await asyncio.sleep(5)
+        assert flight.publish_time is not None
+    assert heard.told == [("timeout", 5, 1)]
+
+
+async def test_an_attempt_that_may_still_be_sent_leaves_the_flight_in_doubt():
+    """The second found no connection; the first had not yet given up to wait for one."""
+    retry = PublishRetry(attempts=2, backoff=0.001, maximum_backoff=0.001)
+    broker = Distant((8, None), (0, "no connection"))
+    async with publishing(broker, retry=retry, wait_timeout=5) as publisher:
+        flight = await publisher.publish_async("orders")
+        with pytest.raises(UnavailableError):
+            await flight.ack
+        assert flight.state is FlightState.UNKNOWN
+
+
 async def test_a_flight_whose_first_attempts_found_no_broker_is_tried_until_its_deadline():
     told = []
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from math import ceil
 from typing import Self
 
-from penstock.broker import Capabilities
+from penstock.broker import Capabilities, OnSent
 from penstock.brokers.google.admin import GoogleAdmin
 from penstock.brokers.google.burying import bury
 from penstock.brokers.google.connection import Connection
@@ -90,16 +90,21 @@ class GoogleBroker:
         return cls(connection, clock)
 
     async def publish(
-        self, topic: str, drafts: Sequence[Draft]
+        self, topic: str, drafts: Sequence[Draft], on_sent: OnSent | None = None
     ) -> Sequence[Receipt | PublishFault]:
         self._connection.check_open()
-        answers = await self._publishing.publish(topic, drafts)
+        answers = await self._publishing.publish(topic, drafts, on_sent)
         errors = {answer.error for answer in answers if isinstance(answer, PublishFault)}
         if len(errors) == 1 and not any(isinstance(answer, Receipt) for answer in answers):
             [error] = errors
             if not isinstance(error, _OF_A_DRAFT):
                 raise error  # It is about the topic, not about any of them.
         return answers
+
+    async def publish_telling(
+        self, on_sent: OnSent, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        return await self.publish(topic, drafts, on_sent)
 
     async def pull(
         self, subscription: str, *, max_messages: int, max_bytes: int, wait: float

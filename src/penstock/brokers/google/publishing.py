@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 
+from penstock.broker import OnSent
 from penstock.brokers.google.connection import Connection
 from penstock.brokers.google.records import refusal_of, size_of, write_draft
 from penstock.errors import (
@@ -33,7 +37,9 @@ class Publishing:
         self._names = names
         self._queues: dict[tuple[str, bool], Queue] = {}
 
-    async def publish(self, topic: str, drafts: Sequence[Draft]) -> list[Answer]:
+    async def publish(
+        self, topic: str, drafts: Sequence[Draft], on_sent: OnSent | None = None
+    ) -> list[Answer]:
         answers: list[Answer | None] = [None] * len(drafts)
         plain: list[int] = []
         keyed: list[int] = []
@@ -47,7 +53,8 @@ class Publishing:
         for places, has_key in ((plain, False), (keyed, True)):
             if places:
                 queue = self._queue(topic, has_key=has_key)
-                jobs.append((places, queue.add([drafts[at] for at in places])))
+                tell = None if on_sent is None else partial(_tell, on_sent, places)
+                jobs.append((places, queue.add([drafts[at] for at in places], tell)))
         for places, job in jobs:
             for at, answer in zip(places, await job, strict=True):
                 answers[at] = answer
@@ -70,10 +77,11 @@ class Publishing:
 class _Job:
     """The drafts of one call of ours, answered as the calls to Google that carry them are."""
 
-    __slots__ = ("answers", "done", "drafts", "open")
+    __slots__ = ("answers", "done", "drafts", "on_sent", "open")
 
-    def __init__(self, drafts: list[Draft]) -> None:
+    def __init__(self, drafts: list[Draft], on_sent: OnSent | None) -> None:
         self.drafts = drafts
+        self.on_sent = on_sent
         self.answers: list[Answer | None] = [None] * len(drafts)
         self.open = len(drafts)
         self.done: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
@@ -86,6 +94,7 @@ class _Job:
 
 
 _Place = tuple[_Job, int]
+_job = itemgetter(0)
 
 
 class Queue:
@@ -100,8 +109,10 @@ class Queue:
         self._waiting: deque[_Place] = deque()
         self._sending: set[asyncio.Task[None]] = set()
 
-    def add(self, drafts: list[Draft]) -> asyncio.Future[list[Answer]]:
-        job = _Job(drafts)
+    def add(
+        self, drafts: list[Draft], on_sent: OnSent | None = None
+    ) -> asyncio.Future[list[Answer]]:
+        job = _Job(drafts, on_sent)
         self._waiting.extend((job, at) for at in range(len(drafts)))
         self._go_on()
         return job.done
@@ -159,6 +170,9 @@ class Queue:
         add = request.messages.add
         for job, at in call:
             write_draft(add(), job.drafts[at], self._topic)
+        for job, places in groupby(call, _job):
+            if job.on_sent is not None:
+                job.on_sent([at for _, at in places])
         ids: Sequence[str] = (await self._connection.call("Publish", request)).message_ids
         if len(ids) != len(call):
             raise InternalError(
@@ -199,6 +213,11 @@ class Queue:
         for task in list(self._sending):
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
+
+
+def _tell(on_sent: OnSent, places: list[int], sent: Sequence[int]) -> None:
+    """Of the drafts in these places, some were sent."""
+    on_sent([places[at] for at in sent])
 
 
 def _told(error: BaseException, topic: str) -> PenstockError:

@@ -8,7 +8,7 @@ from typing import Self
 
 import msgspec
 
-from penstock.broker import Capabilities, Take
+from penstock.broker import Capabilities, OnSent, Take
 from penstock.brokers.nats.admin import NatsAdmin
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.publishing import Publishing
@@ -131,15 +131,20 @@ class NatsBroker:
         return broker
 
     async def publish(
-        self, topic: str, drafts: Sequence[Draft]
+        self, topic: str, drafts: Sequence[Draft], on_sent: OnSent | None = None
     ) -> Sequence[Receipt | PublishFault]:
         if not drafts:
             self._connection.wire.check_open()
             return []
-        answers = await self._publishing.publish(topic, drafts)
+        answers = await self._publishing.publish(topic, drafts, on_sent)
         if PublishFault in map(type, answers):
             answers = await self._confirm_missing(topic, drafts, answers)
         return answers
+
+    async def publish_telling(
+        self, on_sent: OnSent, topic: str, drafts: Sequence[Draft]
+    ) -> Sequence[Receipt | PublishFault]:
+        return await self.publish(topic, drafts, on_sent)
 
     async def _confirm_missing(
         self, topic: str, drafts: Sequence[Draft], answers: Sequence[Receipt | PublishFault]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from penstock import Draft, Receipt, Subscription, Topic
+from penstock.broker import publish_telling
 from penstock.errors import (
     ClosedError,
     NotFoundError,
@@ -85,6 +86,16 @@ class Contract:
         for n, receipt in enumerate(receipts):
             assert receipt.message_id == delivered[n].message_id
             assert receipt.sequence == delivered[n].sequence
+
+    @behaviour()
+    async def test_it_is_told_that_each_draft_was_sent_before_it_is_answered(
+        self, scene: Scene
+    ) -> None:
+        topic = await scene.topic()
+        told: list[int] = []
+        drafts = [Draft.of(b"x", ordering_key=key) for key in (None, "ann", None, "bob", "ann")]
+        await publish_telling(scene.broker, told.extend, topic.name, drafts)
+        assert sorted(told) == [*range(len(drafts))]
 
     @behaviour()
     async def test_publishes_side_by_side_each_keep_their_order(self, scene: Scene) -> None:

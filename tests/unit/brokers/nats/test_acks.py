@@ -486,14 +486,14 @@ class Asked:
         return Routes((), (), False)
 
 
-async def lost_on_the_way(*, group_commit, messages=1):
+async def lost_on_the_way(*, group_commit, messages=1, on_sent=None):
     """A publish of which nothing is written when the connection is lost."""
     wire = Shaky()
     options = SimpleNamespace(inbox_prefix="_INBOX.ours", timeout=5.0, group_commit=group_commit)
     ours = Publishing(SimpleNamespace(wire=wire, options=options), Asked())
     ours.open()
     drafts = [Draft(b"x", {}, None, "a")] * messages
-    call = asyncio.ensure_future(ours.publish("orders", drafts))
+    call = asyncio.ensure_future(ours.publish("orders", drafts, on_sent))
     await asyncio.sleep(0)
     wire.back.clear()
     return wire, call
@@ -501,11 +501,14 @@ async def lost_on_the_way(*, group_commit, messages=1):
 
 @pytest.mark.parametrize("group_commit", [True, False])
 async def test_what_is_not_written_when_the_connection_is_lost_waits_for_the_next(group_commit):
-    wire, call = await lost_on_the_way(group_commit=group_commit)
+    told = []
+    wire, call = await lost_on_the_way(group_commit=group_commit, on_sent=told.extend)
     await asyncio.sleep(3)
     assert not wire.replies
+    assert not told
     wire.back.set()
     await settled()
+    assert told == [0]
     wire.ack(wire.replies[0])
     [answer] = await call
     assert answer.message_id == "a"
@@ -513,11 +516,56 @@ async def test_what_is_not_written_when_the_connection_is_lost_waits_for_the_nex
 
 @pytest.mark.parametrize(("group_commit", "messages"), [(True, 1), (True, 5000), (False, 1)])
 async def test_what_is_not_written_within_its_time_is_told_so(group_commit, messages):
-    began = now()
-    wire, call = await lost_on_the_way(group_commit=group_commit, messages=messages)
+    began, told = now(), []
+    wire, call = await lost_on_the_way(
+        group_commit=group_commit, messages=messages, on_sent=told.extend
+    )
     with pytest.raises(UnavailableError, match="Not connected"):
         await call
+    assert not told
     assert now() - began == wire.timeout
+
+
+async def test_it_is_told_that_drafts_are_sent_when_they_are_written_and_not_that_others_are():
+    wire, ours = publishing()
+    drafts = [Draft(b"x"), Draft(b"x", {"a": "b" * 10**6}), Draft(b"x")]
+    for _ in range(2):  # Written at once, and with what else is.
+        told = []
+        call = asyncio.ensure_future(ours.publish("orders", drafts, told.extend))
+        await settled()
+        assert told == [0, 2]
+        wire.ack(wire.replies[-1])
+        await call
+
+
+async def test_it_is_not_told_that_what_could_not_be_written_is_sent(monkeypatch):
+    wire, ours = publishing()
+
+    async def fail(_, on_progress):
+        raise UnavailableError("not taken")
+
+    monkeypatch.setattr(wire, "write_now", lambda _: False)
+    monkeypatch.setattr(wire, "write", fail)
+    told = []
+    [answer] = await ours.publish("orders", [Draft(b"x")], told.extend)
+    assert isinstance(answer.error, UnavailableError)
+    assert not told
+
+
+async def test_what_is_committed_together_is_told_of_to_each():
+    wire, ours = publishing()
+    ours._connection.options.group_commit = True
+    told = [], [], []
+    calls = [
+        asyncio.ensure_future(ours.publish("orders", [Draft(b"x")] * n, told[n].extend))
+        for n in (1, 2)
+    ]
+    await settled()
+    assert told == ([], [0], [0, 1])
+    [reply] = [text for text in wire.replies[-1] if text.startswith(b"_INBOX")]
+    stored = b'{"stream":"orders","seq":8,"batch":"b","count":3}'
+    wire.answer(reply, stored)
+    assert [len(answers) for answers in await asyncio.gather(*calls)] == [1, 2]
 
 
 def timers():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby, repeat
 from math import inf
 from operator import attrgetter
 
 from penstock.batching import GroupCommit
+from penstock.broker import OnSent
 from penstock.brokers.nats.aio.calls import STORED, Call, Operation, written
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.reply_names import ReplyNames
@@ -79,7 +81,7 @@ class Publishing:
                 call.fail(error)
 
     async def publish(
-        self, topic: str, drafts: Sequence[Draft]
+        self, topic: str, drafts: Sequence[Draft], on_sent: OnSent | None = None
     ) -> Sequence[Receipt | PublishFault]:
         if not self.wire.is_ready:
             await self.wire.until_connected()
@@ -96,13 +98,13 @@ class Publishing:
                 committer = self._committers.get(topic)
                 if committer is None:
                     committer = self._committers[topic] = _Committer(self, topic)
-                await committer.commit(drafts, operations, answers)
+                await committer.commit(drafts, operations, answers, on_sent)
             else:
                 if not self.wire.is_ready:  # Any more: what is known of a topic is asked for.
                     await self.wire.until_connected()
                 # Of the server too: another may be there than the one that told of the topic.
                 alone = routes.alone and bool(self.wire.lone_server)
-                await self.pipeline(topic, drafts, operations, answers, alone=alone)
+                await self.pipeline(topic, drafts, operations, answers, on_sent, alone=alone)
         return answers  # type: ignore[return-value]
 
     def _plain(self, topic: str, drafts: Sequence[Draft], routes: Routes) -> list[Operation] | None:
@@ -160,6 +162,7 @@ class Publishing:
         drafts: Sequence[Draft],
         operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
+        on_sent: OnSent | None,
         *,
         alone: bool = False,
     ) -> None:
@@ -170,7 +173,8 @@ class Publishing:
         # What can be done while the server works is: no answer is read before the first `await`.
         sent = len(parts) == 1 and self.wire.write_now(parts[0])
         call = self._calls[name] = Call(operations, len(operations), len(drafts))
-        error = await self._send(call, name, [] if sent else parts)
+        tell = None if on_sent is None else partial(on_sent, [at for at, _, _ in operations])
+        error = await self._send(call, name, [] if sent else parts, tell)
         got = call.answers
         plain = True
         for at, _, _ in operations:
@@ -185,13 +189,17 @@ class Publishing:
         elif alone and plain:
             self._names.answered(name, asyncio.get_running_loop().time())
 
-    async def _send(self, call: Call, name: bytes, parts: list[bytes]) -> PenstockError:
-        """Write what is not written yet, and wait; returns what to say of those that were not
-        answered."""
+    async def _send(
+        self, call: Call, name: bytes, parts: list[bytes], tell: Callable[[], None] | None
+    ) -> PenstockError:
+        """Write what is not written yet, `tell` that all is, and wait; returns what to say of those
+        that were not answered."""
         self._watch(call)
         try:
             if parts:
                 await self.wire.write(parts, on_progress=lambda: self._prolong(call))
+            if tell is not None:
+                tell()
             await call.done
         except PenstockError as error:
             return error
@@ -282,9 +290,12 @@ class Publishing:
     # Atomic batches.
 
     async def atomic(
-        self, topic: str, waiting: list[tuple[Draft, bytes, bytes]]
+        self,
+        topic: str,
+        waiting: list[tuple[Draft, bytes, bytes]],
+        tell: Callable[[], None] | None = None,
     ) -> list[Receipt | PublishFault] | None:
-        """Store drafts with their subjects and headers, all or none.
+        """Store drafts with their subjects and headers, all or none; `tell` when they are sent.
 
         None when the server refused the batch as a whole.
         """
@@ -304,7 +315,7 @@ class Publishing:
             )
             answer_to = reply if number == last else b""
             parts.append(publish_operation(subject, answer_to, block, draft.data))
-        error = await self._send(call, name, parts)
+        error = await self._send(call, name, parts, tell)
         answer = call.answers[0]
         if answer is None:
             return [PublishFault(error)] * last
@@ -371,11 +382,12 @@ class _Committer:
         drafts: Sequence[Draft],
         operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
+        on_sent: OnSent | None,
     ) -> None:
         wire = self._publishing.wire
         until = asyncio.get_running_loop().time() + wire.timeout
         parts = [
-            _Entry(drafts, operations[at : at + _BATCH_MESSAGES], answers, until)
+            _Entry(drafts, operations[at : at + _BATCH_MESSAGES], answers, on_sent, until)
             for at in range(0, len(operations), _BATCH_MESSAGES)
         ]
         await asyncio.gather(*map(self._commits.ask, parts))
@@ -389,7 +401,8 @@ class _Committer:
         outcome = None
         if len(flat) > 1 and not any(self._must_go_alone(entry) for entry in batch):
             waiting = [(entry.drafts[at], subject, header) for entry, at, subject, header in flat]
-            outcome = await self._publishing.atomic(self._topic, waiting)
+            tell = partial(_tell, batch)
+            outcome = await self._publishing.atomic(self._topic, waiting, tell)
         if outcome is not None:
             for (entry, at, _, _), answer in zip(flat, outcome, strict=True):
                 entry.answers[at] = answer
@@ -397,7 +410,7 @@ class _Committer:
             await asyncio.gather(
                 *(
                     self._publishing.pipeline(
-                        self._topic, entry.drafts, entry.operations, entry.answers
+                        self._topic, entry.drafts, entry.operations, entry.answers, entry.on_sent
                     )
                     for entry in batch
                 )
@@ -419,18 +432,27 @@ class _Committer:
 class _Entry:
     """A caller's drafts, or a batch's worth of them, waiting to be committed."""
 
-    __slots__ = ("answers", "drafts", "operations", "size", "until")
+    __slots__ = ("answers", "drafts", "on_sent", "operations", "size", "until")
 
     def __init__(
         self,
         drafts: Sequence[Draft],
         operations: list[Operation],
         answers: list[Receipt | PublishFault | None],
+        on_sent: OnSent | None,
         until: float,
     ) -> None:
         self.drafts = drafts
         self.operations = operations
         self.answers = answers
+        self.on_sent = on_sent
         self.until = until
         """When waiting for a connection ends."""
         self.size = sum(len(drafts[at].data) for at, _, _ in operations)
+
+
+def _tell(batch: Sequence[_Entry]) -> None:
+    """All of them were sent."""
+    for entry in batch:
+        if entry.on_sent is not None:
+            entry.on_sent([at for at, _, _ in entry.operations])
