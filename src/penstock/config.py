@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from types import UnionType
 from typing import ClassVar, Self
 
 from penstock.errors import InvalidArgumentError
 from penstock.message import check_ack_deadline
 
 DAY = 86_400.0
+LONGEST = 3650 * DAY
+"""Nobody waits longer for anything."""
 DUPLICATE_WINDOW = 120.0
 """Seconds a message id is remembered, unless somebody asks for another window."""
 _NAME = re.compile(
@@ -108,6 +111,17 @@ def check_whole(what: str, number: object, least: int) -> None:
         )
 
 
+def check_kind(what: str, value: object, kind: type | UnionType, meant: str) -> None:
+    """`meant`: what it must be, in words."""
+    if not isinstance(value, kind):
+        raise InvalidArgumentError(f"{what} must be {meant}, not {value!r}")
+
+
+def check_callable(what: str, value: object, meant: str) -> None:
+    if not callable(value):
+        raise InvalidArgumentError(f"{what} must be {meant}, not {value!r}")
+
+
 def check_replicas(number: object) -> None:
     if number is not None:
         check_whole("replicas", number, 1)
@@ -122,9 +136,8 @@ class DeadLetterPolicy:
 
     def __post_init__(self) -> None:
         check_name("Dead-letter topic", self.topic)
-        if not isinstance(self.max_delivery_attempts, int) or not (
-            1 <= self.max_delivery_attempts <= 100
-        ):
+        check_whole("max_delivery_attempts", self.max_delivery_attempts, 1)
+        if self.max_delivery_attempts > 100:
             raise InvalidArgumentError(
                 "max_delivery_attempts must be a whole number from 1 to 100, "
                 f"not {self.max_delivery_attempts!r}"
@@ -195,6 +208,7 @@ class TopicConfig:
         check_duration("message_retention", self.message_retention, 0, 31 * DAY)
         check_duration("duplicate_window", self.duplicate_window, 0, DAY)
         check_replicas(self.replicas)
+        check_kind(f"work_queue of topic {self.name!r}", self.work_queue, bool, "True or False")
         if not isinstance(self.routed_attributes, tuple) or not all(
             isinstance(key, str) and key for key in self.routed_attributes
         ):

@@ -3,13 +3,30 @@
 import subprocess
 import sys
 from dataclasses import fields
+from math import inf, nan
 from pathlib import Path
 
 import pytest
 
-from penstock import PubSub, SubscriberOptions
+from penstock import (
+    App,
+    Backoff,
+    DeadLetterPolicy,
+    FlowControl,
+    LeaseExtension,
+    ManagedPublisher,
+    Message,
+    PublisherListener,
+    PublishRetry,
+    PubSub,
+    RetryPolicy,
+    Streaming,
+    SubscriberOptions,
+)
 from penstock.client import TopicOptions
 from penstock.config import SubscriptionConfig, TopicConfig
+from penstock.consuming.middleware import deduplicate, rate_limit, retry
+from penstock.consuming.middleware.deduplication import SeenHere
 from penstock.errors import InvalidArgumentError
 from penstock.subscribing.options import StreamOptions, SubscriptionOptions
 from tests.support.scenes import orders
@@ -94,3 +111,90 @@ async def test_the_same_for_options_that_change_later():
         assert sub.stream is not None
         with pytest.raises(InvalidArgumentError, match="did you mean ack_deadline"):
             sub.stream.set_options(ack_dedline=5)
+
+
+class Silent(PublisherListener):
+    pass
+
+
+def publisher(**options):
+    return ManagedPublisher(PubSub(), **options)
+
+
+def topic_config(**options):
+    return TopicConfig(name="orders", **options)
+
+
+def dead_letter_policy(**options):
+    return DeadLetterPolicy(topic="dead", **options)
+
+
+def app(**options):
+    declared = App(**options)
+    declared.subscriber("orders", "billing")(_plain)
+    return declared.bindings()
+
+
+def subscriber(**options):
+    declared = App()
+    declared.subscriber("orders", "billing", **options)(_plain)
+    return declared.bindings()
+
+
+def _plain(message: Message) -> None:
+    pass
+
+
+def paced(**options):
+    return rate_limit(**{"per_second": 5, **options})
+
+
+NO_NUMBERS = [True, False, nan, inf, -inf, -1, "x", b"x", [], object()]
+NO_SECONDS = [*NO_NUMBERS, 10**12]
+NO_FLAGS = [0, 1, "no", "", None, []]
+NO_VALUES = [0, 5, True, "x", [], object()]
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "right", "wrong"),
+    [
+        (PublishRetry, "attempts", [1], [*NO_NUMBERS, 0, 2.5]),
+        (PublishRetry, "backoff", [0.001, 5], [*NO_SECONDS, 0, None]),
+        (PublishRetry, "maximum_backoff", [5, 60.0], [*NO_SECONDS, 0, None]),
+        (PublishRetry, "deadline", [0, 0.5, None], NO_SECONDS),
+        (PublishRetry, "retry_on", [lambda error: True], NO_VALUES),
+        (Backoff, "initial", [0.001, 5], [*NO_SECONDS, 0, None]),
+        (Backoff, "maximum", [5, 60.0], [*NO_SECONDS, 0, None]),
+        (publisher, "retry", [PublishRetry(), None], NO_VALUES),
+        (publisher, "listener", [Silent(), None], [*NO_VALUES, Silent]),
+        (publisher, "pause_failed_keys", [True, False], NO_FLAGS),
+        (publisher, "wait_timeout", [5, 0.5], [*NO_SECONDS, 0, None]),
+        (publisher, "max_in_flight", [5], [*NO_NUMBERS, 0, None]),
+        (dead_letter_policy, "max_delivery_attempts", [1, 100], [*NO_NUMBERS, 0, 101, 2.5, None]),
+        (RetryPolicy, "minimum_backoff", [0, 5], [*NO_SECONDS, None]),
+        (LeaseExtension, "jitter", [0, 0.5], [*NO_NUMBERS, 1, None]),
+        (LeaseExtension, "interval", [5], [*NO_SECONDS, 0, None]),
+        (Streaming, "max_streams", [5], [*NO_NUMBERS, 0, None]),
+        (FlowControl, "max_bytes", [5], [*NO_NUMBERS, 0, None]),
+        (FlowControl, "allow_excess_messages", [True, False], NO_FLAGS),
+        (SubscriberOptions, "message_ordering", [True, False], NO_FLAGS),
+        (topic_config, "work_queue", [True, False], NO_FLAGS),
+        (app, "retry", [RetryPolicy(), None], NO_VALUES),
+        (app, "max_attempts", [5, None], [*NO_NUMBERS, 0, 2.5]),
+        (app, "concurrency", [5, None], [*NO_NUMBERS, 0, 2.5]),
+        (app, "title", ["shop", None], [5, True, b"x", []]),
+        (app, "version", ["2"], [5, True, b"x", [], None]),
+        (subscriber, "blocking", [True, False], NO_FLAGS),
+        (subscriber, "middleware", [(), []], [5, True, None, "x"]),
+        (retry, "backoff", [Backoff()], [*NO_VALUES, None]),
+        (paced, "per_second", [0.5, 5], [*NO_NUMBERS, 0, None]),
+        (deduplicate, "key", [lambda message: "x"], NO_VALUES),
+        (deduplicate, "store", [SeenHere(), None], NO_VALUES),
+    ],
+)
+def test_what_an_option_cannot_be_is_refused_by_its_name(make, option, right, wrong):
+    for value in right:
+        make(**{option: value})
+    for value in wrong:
+        with pytest.raises(InvalidArgumentError, match=option):
+            make(**{option: value})

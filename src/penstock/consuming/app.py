@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, get_args
 
 from penstock.callbacks import underlying, where
 from penstock.client import PubSub
-from penstock.config import RetryPolicy
+from penstock.config import RetryPolicy, check_kind
 from penstock.consuming.binding import bind_all
 from penstock.consuming.bodies import JSON, check_content_type
 from penstock.consuming.calling import Binding
@@ -67,6 +67,8 @@ class App(Router):
             raise InvalidArgumentError(
                 f"dead_letters is a topic, perhaps of '{{topic}}-…', or None, not {dead_letters!r}"
             )
+        check_kind("title", title, str | None, "text or None")
+        check_kind("version", version, str, "text")
         self.url = url
         self.provision: Provision = provision
         self.title = title

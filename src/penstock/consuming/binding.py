@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from penstock.callbacks import underlying
-from penstock.config import SubscriptionConfig, check_duration, check_name, check_whole
+from penstock.config import SubscriptionConfig, check_duration, check_kind, check_name, check_whole
 from penstock.consuming.bodies import decoder_of
 from penstock.consuming.calling import Binding, decoder_for
 from penstock.consuming.declaration import Subscriber
@@ -100,6 +100,7 @@ def _check_options(subscriber: Subscriber) -> None:
         for name in ("max_attempts", "concurrency"):
             if getattr(subscriber, name) is not None:
                 check_whole(name, getattr(subscriber, name), 1)
+        check_kind("blocking", subscriber.blocking, bool, "True or False")
         check_whole("batch_size", subscriber.batch_size, 1)
         check_duration("batch_wait", subscriber.batch_wait, 0, 600)
         for middleware in subscriber.middleware:

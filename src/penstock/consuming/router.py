@@ -81,7 +81,7 @@ class Router:
                     batch_wait=0.1 if batch_wait is None else batch_wait,
                     sizes_batches=batch_size is not None or batch_wait is not None,
                     blocking=blocking,
-                    middleware=(middleware,) if callable(middleware) else tuple(middleware),
+                    middleware=_as_tuple(middleware),
                     options=options,
                 )
             )
@@ -158,6 +158,12 @@ class Router:
         functions = {one.function for one in self._subscribers}
         idle = [where(function) for function in self._publications if function not in functions]
         return idle + [one for router, _ in self._included for one in router.idle_publications()]
+
+
+def _as_tuple(
+    middleware: Middleware | tuple[Middleware, ...] | list[Middleware],
+) -> tuple[Middleware, ...]:
+    return tuple(middleware) if isinstance(middleware, tuple | list) else (middleware,)
 
 
 def _check_names(function: Function, topic: Any, subscription: Any, dead_letters: Any) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.callbacks import survive
-from penstock.config import check_whole
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.config import LONGEST, check_callable, check_duration, check_whole
+from penstock.errors import PenstockError
 from penstock.publishing.flight import Flight
 from penstock.retrying import Persistence, always, is_retryable
-from penstock.rules.backoff import Backoff
+from penstock.rules.backoff import Backoff, check_pauses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +33,10 @@ class PublishRetry:
 
     def __post_init__(self) -> None:
         check_whole("attempts", self.attempts, 1)
-        Backoff(initial=self.backoff, maximum=self.maximum_backoff)
-        if self.deadline is not None and self.deadline < 0:
-            raise InvalidArgumentError(f"deadline must not be negative, not {self.deadline!r}")
+        check_pauses("backoff", self.backoff, "maximum_backoff", self.maximum_backoff)
+        if self.deadline is not None:
+            check_duration("deadline", self.deadline, 0, LONGEST)
+        check_callable("retry_on", self.retry_on, "a function of an error")
 
     def delay(
         self,

@@ -14,7 +14,7 @@ from typing import Protocol, Self, TypeAlias
 
 from penstock.broker import Broker
 from penstock.clock import NS, Clock
-from penstock.config import check_duration, check_name, check_whole
+from penstock.config import check_duration, check_kind, check_name, check_whole
 from penstock.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -96,6 +96,9 @@ class ManagedPublisher:
         for name, seconds in (("poll_time", poll_time), ("hold_pause_time", hold_pause_time)):
             check_duration(name, seconds, 0, 3600)
         check_duration("wait_timeout", wait_timeout, 0.001, 3600)
+        check_kind("retry", retry, PublishRetry | None, "a PublishRetry or None")
+        check_kind("listener", listener, PublisherListener | None, "a PublisherListener or None")
+        check_kind("pause_failed_keys", pause_failed_keys, bool, "True or False")
         self.id_prefix = secrets.token_hex(11) if id_prefix is None else _prefix(id_prefix)
         self.max_in_flight = max_in_flight
         self.refill_allowed_at = refill_allowed_at

@@ -30,8 +30,10 @@ class LeaseExtension:
     def __post_init__(self) -> None:
         check_duration("interval", self.interval, 0.01, 600)
         check_duration("max_total", self.max_total, self.interval, 7 * 86_400)
-        if not 0 <= self.jitter < 1:
-            raise InvalidArgumentError(f"jitter must be at least 0 and under 1, not {self.jitter}")
+        jitter = self.jitter
+        is_number = isinstance(jitter, int | float) and not isinstance(jitter, bool)
+        if not is_number or not 0 <= jitter < 1:
+            raise InvalidArgumentError(f"jitter must be a number from 0 to under 1, not {jitter!r}")
 
     def pause(self, ack_deadline: float, chance: Callable[[], float] = random.random) -> float:
         """Seconds until the next extension: in time for a lease of `ack_deadline`."""

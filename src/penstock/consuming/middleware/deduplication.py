@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from penstock.config import check_duration, check_whole
+from penstock.config import check_callable, check_duration, check_whole
 from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import Call, Next
 from penstock.consuming.middleware.per_loop import PerLoop
@@ -59,7 +59,11 @@ def deduplicate(
     A key is remembered after its handler is done, so a crash in between lets it be handled twice:
     where that must not be, remember it in the transaction of the handler's own writes.
     """
-    memory = store or SeenHere()
+    check_callable("key", key, "a function of a message")
+    if store is not None:
+        for method in ("seen", "remember"):
+            check_callable(f"{method} of store", getattr(store, method, None), "an async method")
+    memory = SeenHere() if store is None else store
     in_hand = PerLoop(_InHand)
 
     async def once(call: Call, next: Next) -> Any:

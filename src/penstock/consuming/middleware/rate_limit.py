@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import Any
 
 from penstock.config import check_whole
@@ -37,7 +38,8 @@ class Pace:
 def rate_limit(per_second: float, *, burst: int = 1) -> Middleware:
     """Messages wait for their turn, in order of arrival. One limit for all handlers it is around,
     in this process; messages that wait are ours, so no more are fetched than the window holds."""
-    if isinstance(per_second, bool) or not isinstance(per_second, int | float) or per_second <= 0:
+    is_number = isinstance(per_second, int | float) and not isinstance(per_second, bool)
+    if not is_number or not 0 < per_second < inf:
         raise InvalidArgumentError(f"per_second must be a number above 0, not {per_second!r}")
     check_whole("burst", burst, 1)
     pace = Pace(per_second, burst)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from penstock.config import check_whole
+from penstock.config import check_kind, check_whole
 from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import Call, Next
 from penstock.errors import InvalidArgumentError
@@ -30,6 +30,7 @@ def retry(*, attempts: int = 3, on: Errors = passing, backoff: Backoff = _BACKOF
     """Call the handler up to so many times for a delivery, with pauses by `backoff`, when it raises
     one of `on`. Its message stays ours meanwhile, and counts one delivery."""
     check_whole("attempts", attempts, 1)
+    check_kind("backoff", backoff, Backoff, "a Backoff")
     persistence = Persistence(backoff=backoff, attempts=attempts, worth_it=classifier(on))
 
     async def tried_again(call: Call, next: Next) -> Any:
