@@ -113,6 +113,11 @@ async def test_the_same_for_options_that_change_later():
             sub.stream.set_options(ack_dedline=5)
 
 
+class Acks:
+    def acked(self, _flight):
+        pass
+
+
 class Silent(PublisherListener):
     pass
 
@@ -166,7 +171,7 @@ NO_VALUES = [0, 5, True, "x", [], object()]
         (Backoff, "initial", [0.001, 5], [*NO_SECONDS, 0, None]),
         (Backoff, "maximum", [5, 60.0], [*NO_SECONDS, 0, None]),
         (publisher, "retry", [PublishRetry(), None], NO_VALUES),
-        (publisher, "listener", [Silent(), None], [*NO_VALUES, Silent]),
+        (publisher, "listener", [Silent(), Acks(), None], [*NO_VALUES, Silent]),
         (publisher, "pause_failed_keys", [True, False], NO_FLAGS),
         (publisher, "wait_timeout", [5, 0.5], [*NO_SECONDS, 0, None]),
         (publisher, "max_in_flight", [5], [*NO_NUMBERS, 0, None]),

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.callbacks import survive
 from penstock.config import LONGEST, check_callable, check_duration, check_whole
-from penstock.errors import PenstockError
+from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.publishing.flight import Flight
 from penstock.retrying import Persistence, always, is_retryable
 from penstock.rules.backoff import Backoff, check_pauses
@@ -62,6 +62,17 @@ class PublishRetry:
         except BaseException as mistake:
             survive(mistake, "retry_on of a publisher's retry")
             return False
+
+
+def check_listener(listener: object) -> None:
+    """Anything that can be told something will do."""
+    names = [name for name in vars(PublisherListener) if not name.startswith("_")]
+    told = any(callable(getattr(listener, name, None)) for name in names)
+    if listener is not None and (isinstance(listener, type) or not told):
+        raise InvalidArgumentError(
+            f"listener must be a PublisherListener, with one of {', '.join(names)}, or None, "
+            f"not {listener!r}"
+        )
 
 
 class PublisherListener:

@@ -30,7 +30,7 @@ from penstock.publishing.calls import Calls
 from penstock.publishing.flight import Flight, FlightState
 from penstock.publishing.flights import Answers, Flights
 from penstock.publishing.listener import Announcer
-from penstock.publishing.options import PublisherListener, PublishRetry
+from penstock.publishing.options import PublisherListener, PublishRetry, check_listener
 
 _log = logging.getLogger("penstock")
 
@@ -97,7 +97,7 @@ class ManagedPublisher:
             check_duration(name, seconds, 0, 3600)
         check_duration("wait_timeout", wait_timeout, 0.001, 3600)
         check_kind("retry", retry, PublishRetry | None, "a PublishRetry or None")
-        check_kind("listener", listener, PublisherListener | None, "a PublisherListener or None")
+        check_listener(listener)
         check_kind("pause_failed_keys", pause_failed_keys, bool, "True or False")
         self.id_prefix = secrets.token_hex(11) if id_prefix is None else _prefix(id_prefix)
         self.max_in_flight = max_in_flight

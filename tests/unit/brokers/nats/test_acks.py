@@ -526,6 +526,29 @@ async def test_what_is_not_written_within_its_time_is_told_so(group_commit, mess
     assert now() - began == wire.timeout
 
 
+async def test_what_finds_a_connection_again_after_others_found_none_is_answered_for_itself():
+    wire, told = Shaky(), []
+    options = SimpleNamespace(inbox_prefix="_INBOX.ours", timeout=5.0, group_commit=True)
+    ours = Publishing(SimpleNamespace(wire=wire, options=options), Asked())
+    ours.open()
+    drafts = [Draft(b"x", {}, None, str(n)) for n in range(1001)]
+    call = asyncio.ensure_future(ours.publish("orders", drafts, told.extend))
+    await asyncio.sleep(0)
+
+    async def find_it_too_late(_within):
+        wire.back.set()
+        raise UnavailableError("Not connected")
+
+    wire.back.clear()
+    wire.until_connected = find_it_too_late
+    await settled()
+    assert told == [1000]
+    wire.ack(wire.replies[-1])
+    *unsent, last = await call
+    assert last.message_id == "1000"
+    assert {type(answer.error) for answer in unsent} == {UnavailableError}
+
+
 async def test_it_is_told_that_drafts_are_sent_when_they_are_written_and_not_that_others_are():
     wire, ours = publishing()
     drafts = [Draft(b"x"), Draft(b"x", {"a": "b" * 10**6}), Draft(b"x")]

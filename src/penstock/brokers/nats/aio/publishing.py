@@ -390,7 +390,14 @@ class _Committer:
             _Entry(drafts, operations[at : at + _BATCH_MESSAGES], answers, on_sent, until)
             for at in range(0, len(operations), _BATCH_MESSAGES)
         ]
-        await asyncio.gather(*map(self._commits.ask, parts))
+        failures = await asyncio.gather(*map(self._commits.ask, parts), return_exceptions=True)
+        some_were_sent = None in failures
+        for part, failure in zip(parts, failures, strict=True):
+            if some_were_sent and isinstance(failure, PenstockError):
+                for at, _, _ in part.operations:
+                    answers[at] = PublishFault(failure)
+            elif failure is not None:
+                raise failure
 
     async def _commit(self, batch: Sequence[_Entry]) -> list[None]:
         wire = self._publishing.wire
