@@ -74,6 +74,11 @@ class KeyBook:
         """Some key may be waiting for a message that is away."""
         return self.halted or bool(self.returning or self.suspects)
 
+    @property
+    def away(self) -> tuple[bool, int, int]:
+        """What keys may be waiting for, as far as it can be told from another such moment."""
+        return self.halted, len(self.returning), len(self.suspects)
+
     def knows(self, sequence: int) -> bool:
         return sequence in self._keys or sequence in self._lent or sequence in self._ready
 
@@ -224,10 +229,26 @@ class KeyBook:
         self.returning[sequence] = due
         return self._held.pop(sequence)
 
+    @property
+    def is_behind(self) -> bool:
+        """Some key waits for what may be with somebody else: when the server brings that, it brings
+        what came back before it first, whatever it is."""
+        return self.halted or any(s[0] in self.suspects for s in self._open.values())
+
     def next_return(self) -> float | None:
         """When the first is due, or was, of what will come again and others wait for: what only
-        waits its turn behind others may be away as long as it likes."""
-        return min((due for s, due in self.returning.items() if self._is_first(s)), default=None)
+        waits its turn behind others may be away as long as it likes, if it is in nobody's way."""
+        behind = self.is_behind
+        return min(
+            (due for s, due in self.returning.items() if behind or self._is_first(s)), default=None
+        )
+
+    def due(self, now: float) -> int:
+        """How many are due of what will come again, if anything of it is waited for."""
+        first = self.next_return()
+        if first is None or first > now:
+            return 0
+        return sum(due <= now for due in self.returning.values())
 
     def _is_first(self, sequence: int) -> bool:
         key = self._keys.get(sequence)

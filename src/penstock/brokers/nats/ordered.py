@@ -53,14 +53,17 @@ _SHARE = 4
 _NEARLY = 0.1
 # After so long without a pull, nobody receives: what waits here is for others.
 _IDLE = 1.0
-# What is lent or away may come with the next request only, though there is no room. So they are
-# asked for one by one: at once when some are due and while they come back, then, while what comes
-# is new, after pauses that grow to a second; beyond so many the last one goes back for each, and
-# is away no longer than it takes to get to it.
+# What is lent or away may come with the next request only, though there is no room. So it is asked
+# for: at once when some is due and while it comes back, twice as many each time, then, while what
+# comes is new, one by one after pauses that grow to a second; beyond so many the last go back for
+# them, and are away no longer than it takes to get to them. Longer while a key waits for what may
+# be with somebody else: that stands behind them in the server's queue, and each round costs all of
+# them a delivery.
 _ASK_AGAIN_AFTER = 0.01
 _MAKE_ROOM_EVERY = 1.0
 _EXTRA = 64
 _COMES_BACK_AFTER = 1.0
+_OUT_OF_THE_WAY = 2.0
 _WRONG_PIN = 423
 
 _log = logging.getLogger("penstock")
@@ -104,6 +107,7 @@ class OrderedQueue:
         self._pin = ""
         self._asked = (1, 0)
         self._comes_back = False
+        self._came_back = 0
         self._in_vain = 0.0
         self._pulls = 0
         self._news = asyncio.Event()
@@ -242,6 +246,9 @@ class OrderedQueue:
         if self._survey.needed:
             self._begin_anew()
         while self._pulls or self._book.lent:
+            if self._keeping.doubtful:
+                await self._until_heard()
+                continue
             room, size = self._room()
             if room <= 0:
                 if not self._comes_back:
@@ -250,9 +257,17 @@ class OrderedQueue:
                 room, size = self._room()
                 if room > 0 or not (self._book.waits or self._book.lent):
                     continue
-                if room <= -_EXTRA or size <= -min(self._asked[1], self._pulling.allowance.one):
-                    self._make_room()
+                batch, spare = self._coming(), min(self._asked[1], self._pulling.allowance.one)
+                self._make_room(batch - room - _EXTRA, -spare - size)
+                room, size = batch, max(size, spare)
             await self._request(max(room, 1), size)
+
+    async def _until_heard(self) -> None:
+        """What came before would be nobody's until its deadline has passed."""
+        await self._wire.until_connected()
+        if self._survey.needed:
+            self._begin_anew()
+        await self._change(_EXPIRES)
 
     def _room(self) -> tuple[int, int]:
         """Messages and bytes that may be asked for beside what is here; with nothing here one
@@ -272,23 +287,39 @@ class OrderedQueue:
         left = due - asyncio.get_running_loop().time()
         if left > 0:
             self._in_vain = 0.0
-            return min(left, _MAKE_ROOM_EVERY)
+            return min(left, _OUT_OF_THE_WAY if self._book.is_behind else _MAKE_ROOM_EVERY)
         pause = self._in_vain
         self._in_vain = min(2 * pause or _ASK_AGAIN_AFTER, _MAKE_ROOM_EVERY)
         return pause
 
-    def _make_room(self) -> None:
-        """All that is here waits, perhaps for what only another request brings: the last of it may
-        come later, behind those that it waits for."""
+    def _coming(self) -> int:
+        """How many to ask for though there is no room: as many as may be on their way back, as long
+        as they come."""
         now = asyncio.get_running_loop().time()
-        last = self._book.give_back_last(now + _COMES_BACK_AFTER)
-        if last is not None:
+        expected = self._book.due(now) + len(self._book.suspects)
+        if self._book.halted:
+            expected = _EXTRA
+        return max(1, min(expected, 2 * self._came_back, _EXTRA))
+
+    def _make_room(self, messages: int, size: int) -> None:
+        """All that is here waits, perhaps for what only another request brings: the last of it may
+        come later, behind those that it waits for; so many, and of so many bytes."""
+        now = asyncio.get_running_loop().time()
+        away_for = _OUT_OF_THE_WAY if self._book.is_behind else _COMES_BACK_AFTER
+        operations: list[bytes] = []
+        while messages > 0 or size >= 0:
+            last = self._book.give_back_last(now + away_for)
+            if last is None:
+                break
+            messages, size = messages - 1, size - last.record.size
             ack_id = last.ack_id.encode()
-            later = nak(_COMES_BACK_AFTER)
             told = [*(o for o in self._pulling.giving_back([ack_id]) if o[0] != ack_id)]
-            self._wire.post(
-                [publish_operation(to, b"", b"", what) for to, what in [*told, (ack_id, later)]]
-            )
+            operations += [
+                publish_operation(to, b"", b"", what)
+                for to, what in [*told, (ack_id, nak(away_for))]
+            ]
+        if operations:
+            self._wire.post(operations)
 
     def _subscribe(self) -> None:
         if self._unsubscribe is None:
@@ -307,7 +338,7 @@ class OrderedQueue:
         size = allowance.one
         if max_bytes > 0 and batch > 1:
             size = request["max_bytes"] = min(max_bytes, allowance.share(batch))
-        self._left, self._status = batch, (0, "")
+        self._left, self._status, self._came_back = batch, (0, ""), 0
         self._keeping.asking(loop.time())
         self._ended = loop.create_future()
         subject = next_message(self._consumer.stream, self._consumer.name).encode()
@@ -369,6 +400,7 @@ class OrderedQueue:
         self._comes_back = comes_back and sequence not in self._book.returning
         if comes_back:
             self._in_vain = 0.0
+            self._came_back += 1
         self._book.arrive(delivery)
         self._renew_soon()
 

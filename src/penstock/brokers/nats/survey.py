@@ -99,13 +99,16 @@ class Survey:
             except BaseException:
                 self.needed = True
                 raise
+            news = True
         else:
-            before = self._book.ours()
+            before, away = self._book.ours(), self._book.away
             info = await self._catalogue.info(self.consumer)
             floor = info["ack_floor"]["stream_seq"]
             if not self.needed:
                 self._book.compare(info["num_ack_pending"], floor, before)
-        self._on_news()
+            news = self._book.away != away
+        if news:
+            self._on_news()
         if self._book.waits and not self.needed:
             patient = not (self._book.halted or self._book.suspects)
             await asyncio.sleep(10 * _ASK_EVERY if patient else _ASK_EVERY)

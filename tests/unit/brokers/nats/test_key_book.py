@@ -42,6 +42,17 @@ def test_what_only_waits_its_turn_is_nobodys_next_return():
     assert book.next_return() == 5.0
 
 
+def test_what_stands_before_what_another_may_have_is_the_next_return():
+    book = KeyBook()
+    book.suspect(1, "a")
+    book.arrive(delivery(2))
+    assert book.give_back_last(due=5.0).record.sequence == 2
+    assert (book.is_behind, book.next_return()) == (True, 5.0)
+    assert (book.due(4.0), book.due(5.0)) == (0, 1)
+    book.arrive(delivery(1))
+    assert (book.is_behind, book.next_return(), book.due(5.0)) == (False, None, 0)
+
+
 def test_a_key_waits_for_what_was_given_back():
     book = arrived(1, 2)
     assert taken(book) == [1]

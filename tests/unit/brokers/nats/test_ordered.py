@@ -38,6 +38,7 @@ class Server:
         self.back = []
         self.attempts = {}
         self.requests = 0
+        self.asked = []
         self.waiting = []
         self.answers = True
         self.given_back = []
@@ -73,8 +74,8 @@ class Server:
             self.requests += 1
             self.reply = head.split()[2]
             request = msgspec.json.decode(body.strip())
-            most = request.get("max_bytes", request["batch"] * self.size) // self.size
-            self.waiting.append(min(request["batch"], most))
+            self.asked.append(request)
+            self.waiting.append(request)
             loop = asyncio.get_running_loop()
             loop.call_later(request["expires"] / 1e9, self.expire, self.requests)
         self.serve()
@@ -102,10 +103,13 @@ class Server:
 
     def serve(self):
         while self.answers and self.waiting and (self.back or self.new):
-            batch = self.waiting.pop(0)
-            for _ in range(batch):
+            request = self.waiting.pop(0)
+            fits = request.get("max_bytes", 2**40) // self.size
+            for _ in range(min(request["batch"], fits)):
                 if self.back or self.new:
                     self.lend((self.back or self.new).pop(0))
+            if fits < request["batch"] and (self.back or self.new):
+                self.refuse(b"409 Message Size Exceeds MaxBytes")
 
     def lend(self, sequence):
         attempt = self.attempts[sequence] = self.attempts.get(sequence, 0) + 1
@@ -407,6 +411,55 @@ async def test_what_waited_here_is_lent_for_its_whole_deadline():
         receiver.queue.settled(3, b"+ACK")
         assert await receiver.pull(1) == [4]
         assert server.renewed == [2, 3]
+
+
+async def without_pin(server, receiver, *, window):
+    """Another client was served for a moment: what waited here went back, and what was lent, which
+    that one may have had, is the server's again, behind all of that."""
+    server.answers = False
+    assert await receiver.pull(1.5) == []  # A request waits at the server by now.
+    server.refuse(b"423 Nats-Wrong-Pin-Id")
+    await settled()
+    receiver.window = window
+    server.answers = True
+    server.back += receiver.given_back
+
+
+async def test_what_keys_wait_for_is_reached_behind_all_that_was_given_back():
+    async with receiving(window=300) as (server, receiver):
+        await without_pin(server, receiver, window=2)
+        server.back.append(1)
+        assert await receiver.pull(5) == [1]
+        for sequence in range(1, 300):
+            receiver.queue.settled(sequence, b"+ACK")
+            assert await receiver.pull(5) == [sequence + 1]
+
+
+async def test_while_another_has_what_keys_wait_for_what_was_given_back_comes_seldom():
+    async with receiving(window=300) as (server, receiver):
+        await without_pin(server, receiver, window=2)
+        borrowed, before = len(server.attempts), sum(server.attempts.values())
+        assert await receiver.pull(60) == []
+        rounds = (sum(server.attempts.values()) - before) / 300
+        assert rounds < 35
+        assert len(server.attempts) < borrowed + 50
+        server.back.append(1)
+        assert await receiver.pull(5) == [1]
+
+
+async def test_whoever_stood_still_asks_for_nothing_until_the_server_was_heard_of():
+    async with receiving() as (server, receiver):
+        server.answers = False
+        server.silent = asyncio.get_running_loop().create_future()
+        server.answered = asyncio.get_running_loop().create_future()
+        assert await receiver.pull(CONFIG.ack_deadline + 5) == []
+        asked, server.answers = server.requests, True
+        assert await receiver.pull(30) == []
+        # It would be nobody's until its deadline has passed.
+        assert server.requests == asked
+        server.answered.set_result(None)
+        server.back += [1, 2, 3]
+        assert await receiver.pull(5) == [1]
 
 
 async def test_a_queue_that_was_closed_is_kept_by_nobody():
