@@ -51,6 +51,8 @@ _EXPIRES = 2.0
 _SHARE = 4
 # What came less than this share of its deadline ago needs no renewal, to spare the server.
 _NEARLY = 0.1
+# What is asked for however large it is, is there.
+_TURN = 0.25
 # After so long without a pull, nobody receives: what waits here is for others.
 _IDLE = 1.0
 # What is lent or away may come with the next request only, though there is no room. So it is asked
@@ -325,10 +327,14 @@ class OrderedQueue:
         if self._unsubscribe is None:
             self._unsubscribe = self._wire.subscribe(f"{self._prefix}.*", self._receive)
 
-    async def _request(self, batch: int, max_bytes: int) -> None:
+    async def _request(self, batch: int, max_bytes: int, *, has_turn: bool = False) -> None:
         self._requests += 1
         loop = asyncio.get_running_loop()
         expires = min(_EXPIRES, self._consumer.config.ack_deadline / _SHARE)
+        if has_turn:
+            expires = min(expires, _TURN)
+        if max_bytes < 1:
+            batch = 1  # The server takes 0 for no bound.
         request: dict[str, object] = {"batch": batch, "expires": int(expires * NS)}
         if self._consumer.group:
             request["group"] = self._consumer.group
@@ -336,8 +342,10 @@ class OrderedQueue:
                 request["id"] = self._pin
         allowance = self._pulling.allowance
         size = allowance.one
-        if max_bytes > 0 and batch > 1:
+        if batch > 1:
             size = request["max_bytes"] = min(max_bytes, allowance.share(batch))
+        elif not (has_turn or allowance.is_plenty):
+            size = request["max_bytes"] = allowance.share(1)
         self._left, self._status, self._came_back = batch, (0, ""), 0
         self._keeping.asking(loop.time())
         self._ended = loop.create_future()
@@ -356,7 +364,7 @@ class OrderedQueue:
             self._lose_pin()
         elif "Exceeds MaxBytes" in text:
             async with allowance.turn():
-                await self._request(1, 0)
+                await self._request(1, 0, has_turn=True)
         else:
             failure = ended_by(self._consumer, code, text)
             if failure is not None:

@@ -1,7 +1,7 @@
 """Receiving in order from a server that is told what to do: what a key waits for is asked for."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 
 import msgspec
@@ -153,13 +153,14 @@ class Receiver:
         self.window = window
         self.size = size
         self.given_back = []
+        self.allowance = Allowance(server)
         pulling = SimpleNamespace(
             inbox_prefix="_INBOX",
             give_back=lambda replies: self.given_back.extend(
                 parse_ack_subject(reply).sequence for reply in replies
             ),
             giving_back=lambda replies: [],
-            allowance=Allowance(server),
+            allowance=self.allowance,
         )
         self.queue = OrderedQueue(consumer, server, pulling, server, server, decoded)
 
@@ -429,10 +430,36 @@ async def test_what_keys_wait_for_is_reached_behind_all_that_was_given_back():
     async with receiving(window=300) as (server, receiver):
         await without_pin(server, receiver, window=2)
         server.back.append(1)
+        asked = server.requests
         assert await receiver.pull(5) == [1]
+        assert server.requests - asked < 40
         for sequence in range(1, 300):
             receiver.queue.settled(sequence, b"+ACK")
             assert await receiver.pull(5) == [sequence + 1]
+
+
+async def test_what_keys_wait_for_is_reached_as_soon_where_the_bytes_are_used_up():
+    server = Server(1000)
+    server.size = 1000
+    receiver = Receiver(server, window=1000, size=300_000)
+    assert await receiver.pull(1) == [1]
+    await without_pin(server, receiver, window=1000)
+    receiver.size = 30_000
+    server.back.append(1)
+    asked = server.requests
+    assert await receiver.pull(5) == [1]
+    assert server.requests - asked < 60
+    receiver.queue.close()
+
+
+async def test_more_than_can_be_looked_up_is_asked_for_until_all_of_it_is_known():
+    server = Server(0)
+    server.back = list(range(1, 6001))
+    server.attempts = dict.fromkeys(server.back, 1)
+    receiver = Receiver(server)
+    assert await receiver.pull(10) == [1]
+    assert server.requests < 1000
+    receiver.queue.close()
 
 
 async def test_while_another_has_what_keys_wait_for_what_was_given_back_comes_seldom():
@@ -495,3 +522,60 @@ async def test_what_a_key_waits_for_is_asked_for_though_the_bytes_are_used_up():
     assert await receiver.pull(5) == [1]
     assert server.attempts[1] == 2
     receiver.queue.close()
+
+
+async def test_who_asks_for_one_asks_for_little_while_others_ask_for_much():
+    server = Server(10)
+    receiver = Receiver(server, window=1)
+    assert await receiver.pull(1) == [1]
+    with receiver.allowance.asking(16 * 2**20):
+        receiver.queue.settled(1, b"+ACK")
+        assert await receiver.pull(1) == [2]
+        assert await receiver.pull(3) == []
+        assert server.asked[0].get("max_bytes") is None
+        assert server.asked[-1]["max_bytes"] == 32 * 1024
+    receiver.queue.close()
+
+
+async def test_what_is_larger_than_others_leave_comes_in_its_turn():
+    server = Server(2)
+    server.size = 40_000
+    receiver = Receiver(server, window=1)
+    async with AsyncExitStack() as others:
+        others.enter_context(receiver.allowance.asking(16 * 2**20))
+        for _ in range(15):  # A sixteenth of 16 MB is less than a message with its names.
+            await others.enter_async_context(receiver.allowance.turn())
+        assert await receiver.pull(10) == []
+        assert {request.get("max_bytes") for request in server.asked} == {32 * 1024}
+        await others.aclose()
+        assert await receiver.pull(1) == [1]
+    receiver.queue.close()
+
+
+async def test_a_turn_is_not_kept_by_who_is_sent_nothing():
+    server = Server(0)
+    server.size = 40_000
+    receiver = Receiver(server, window=1)
+    with receiver.allowance.asking(16 * 2**20):
+        pull = asyncio.ensure_future(receiver.pull(10))
+        await settled()
+        server.refuse(b"409 Message Size Exceeds MaxBytes")
+        await settled()
+        assert server.asked[-1].get("max_bytes") is None
+        assert server.asked[-1]["expires"] <= 0.25e9
+        pull.cancel()
+    receiver.queue.close()
+
+
+async def test_what_is_asked_for_counts_in_the_allowance_of_the_connection():
+    server = Server(0)
+    server.max_payload = 8 * 2**20  # Two of them are more than those may ask for who wait.
+    receiver = Receiver(server, window=1)
+    assert receiver.allowance.is_plenty
+    pull = asyncio.ensure_future(receiver.pull(1))
+    await settled()
+    assert not receiver.allowance.is_plenty
+    assert await pull == []
+    receiver.queue.close()
+    await settled()
+    assert receiver.allowance.is_plenty
