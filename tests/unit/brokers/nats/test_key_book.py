@@ -33,6 +33,12 @@ def test_one_of_a_key_is_lent_at_a_time():
     assert taken(book) == [2]
 
 
+def test_what_may_be_taken_counts_as_what_waits_its_turn_does():
+    book = arrived(1, 2)
+    assert (book.ready, book.here) == (1, 2)
+    assert book.size == 2 * delivery(1).record.size
+
+
 def test_what_only_waits_its_turn_is_nobodys_next_return():
     book = arrived(1, 2)
     assert taken(book) == [1]
@@ -51,6 +57,8 @@ def test_what_stands_before_what_another_may_have_is_the_next_return():
     assert (book.due(4.0), book.due(5.0)) == (0, 1)
     book.arrive(delivery(1))
     assert (book.is_behind, book.next_return(), book.due(5.0)) == (False, None, 0)
+    book.halted = True
+    assert (book.is_behind, book.next_return(), book.due(5.0)) == (True, 5.0, 1)
 
 
 def test_a_key_waits_for_what_was_given_back():
