@@ -88,6 +88,7 @@ class OrderedQueue:
         self._consumer = consumer
         self._wire = wire
         self._pulling = pulling
+        self._catalogue = catalogue
         self._decode = decode
         self._book = KeyBook()
         self._keeping = Keeping()
@@ -369,6 +370,9 @@ class OrderedQueue:
             failure = ended_by(self._consumer, code, text)
             if failure is not None:
                 raise failure
+            if code:
+                # It waited: a new filter is heard of before the next message comes.
+                self._catalogue.look_again_at(self._consumer)
 
     def _receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
         if block and not payload and not reply:

@@ -39,6 +39,7 @@ class Server:
         self.attempts = {}
         self.requests = 0
         self.asked = []
+        self.looked_at = []
         self.waiting = []
         self.answers = True
         self.given_back = []
@@ -128,6 +129,9 @@ class Server:
         if self.silent is not None:
             await self.silent
         return 0.0
+
+    def look_again_at(self, consumer):
+        self.looked_at.append(consumer)
 
     async def info(self, _consumer):
         if self.answered is not None:
@@ -579,3 +583,13 @@ async def test_what_is_asked_for_counts_in_the_allowance_of_the_connection():
     receiver.queue.close()
     await settled()
     assert receiver.allowance.is_plenty
+
+
+async def test_who_waits_in_vain_looks_whether_the_subscription_was_changed():
+    server = Server(0)
+    receiver = Receiver(server)
+    assert await receiver.pull(1) == []
+    assert server.looked_at == []
+    assert await receiver.pull(3) == []
+    assert server.looked_at == [CONSUMER]
+    receiver.queue.close()
