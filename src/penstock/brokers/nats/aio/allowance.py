@@ -17,7 +17,8 @@ from penstock.brokers.nats.aio.wire import Wire
 _TOGETHER = 32 * 2**20
 _LARGE = 16 * 2**20
 # One request asks for no more while few others do, unless a message may be larger; and for so much
-# at least, however many there are. What is larger than that comes in its turn.
+# at least, however many there are: a thousand may together ask for all that the server holds back.
+# What is larger than that comes in its turn.
 _EACH = 4 * 2**20
 _LEAST = 32 * 1024
 # What counts beside a message: subjects.
