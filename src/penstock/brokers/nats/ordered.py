@@ -40,6 +40,7 @@ from penstock.brokers.nats.protocol.requests import (
     publish_operation,
     unpin,
 )
+from penstock.brokers.nats.returns import EXTRA, Returns
 from penstock.brokers.nats.survey import Survey
 from penstock.clock import NS
 from penstock.errors import PenstockError
@@ -55,17 +56,6 @@ _NEARLY = 0.1
 _TURN = 0.25
 # After so long without a pull, nobody receives: what waits here is for others.
 _IDLE = 1.0
-# What is lent or away may come with the next request only, though there is no room. So it is asked
-# for: at once when some is due and while it comes back, twice as many each time, then, while what
-# comes is new, one by one after pauses that grow to a second; beyond so many the last go back for
-# them, and are away no longer than it takes to get to them. Longer while a key waits for what may
-# be with somebody else: that stands behind them in the server's queue, and each round costs all of
-# them a delivery.
-_ASK_AGAIN_AFTER = 0.01
-_MAKE_ROOM_EVERY = 1.0
-_EXTRA = 64
-_COMES_BACK_AFTER = 1.0
-_OUT_OF_THE_WAY = 2.0
 _WRONG_PIN = 423
 
 _log = logging.getLogger("penstock")
@@ -109,9 +99,7 @@ class OrderedQueue:
         self._ended: asyncio.Future[None] | None = None
         self._pin = ""
         self._asked = (1, 0)
-        self._comes_back = False
-        self._came_back = 0
-        self._in_vain = 0.0
+        self._returns = Returns(self._book)
         self._pulls = 0
         self._news = asyncio.Event()
         self._failure: PenstockError | None = None
@@ -184,7 +172,7 @@ class OrderedQueue:
         elif answer.startswith(b"-NAK"):
             due = asyncio.get_running_loop().time() + nak_delay(answer)
             self._book.given_back(sequence, due)
-            self._in_vain = 0.0
+            self._returns.expected()
         self._changed()
         if self._book.waits:
             self._survey.begin()
@@ -248,20 +236,22 @@ class OrderedQueue:
         self._subscribe()
         if self._survey.needed:
             self._begin_anew()
+        now = asyncio.get_running_loop().time
         while self._pulls or self._book.lent:
             if self._keeping.doubtful:
                 await self._until_heard()
                 continue
             room, size = self._room()
             if room <= 0:
-                if not self._comes_back:
-                    await self._change(self._pause())
-                self._comes_back = False
+                pause = self._returns.pause(now())
+                if pause is not None:
+                    await self._change(pause)
                 room, size = self._room()
                 if room > 0 or not (self._book.waits or self._book.lent):
                     continue
-                batch, spare = self._coming(), min(self._asked[1], self._pulling.allowance.one)
-                self._make_room(batch - room - _EXTRA, -spare - size)
+                batch = self._returns.batch(now())
+                spare = min(self._asked[1], self._pulling.allowance.one)
+                self._make_room(batch - room - EXTRA, -spare - size)
                 room, size = batch, max(size, spare)
             await self._request(max(room, 1), size)
 
@@ -281,34 +271,11 @@ class OrderedQueue:
         room = max(messages, 1) - here
         return (min(room, 0) if here and size <= 0 else room), size
 
-    def _pause(self) -> float:
-        """Seconds in which another request would bring nothing but what is new, as far as one
-        can tell: what is due the server may have a moment later."""
-        due = self._book.next_return()
-        if due is None:
-            return _MAKE_ROOM_EVERY
-        left = due - asyncio.get_running_loop().time()
-        if left > 0:
-            self._in_vain = 0.0
-            return min(left, _OUT_OF_THE_WAY if self._book.is_behind else _MAKE_ROOM_EVERY)
-        pause = self._in_vain
-        self._in_vain = min(2 * pause or _ASK_AGAIN_AFTER, _MAKE_ROOM_EVERY)
-        return pause
-
-    def _coming(self) -> int:
-        """How many to ask for though there is no room: as many as may be on their way back, as long
-        as they come."""
-        now = asyncio.get_running_loop().time()
-        expected = self._book.due(now) + len(self._book.suspects)
-        if self._book.halted:
-            expected = _EXTRA
-        return max(1, min(expected, 2 * self._came_back, _EXTRA))
-
     def _make_room(self, messages: int, size: int) -> None:
         """All that is here waits, perhaps for what only another request brings: the last of it may
         come later, behind those that it waits for; so many, and of so many bytes."""
         now = asyncio.get_running_loop().time()
-        away_for = _OUT_OF_THE_WAY if self._book.is_behind else _COMES_BACK_AFTER
+        away_for = self._returns.away_for
         operations: list[bytes] = []
         while messages > 0 or size >= 0:
             last = self._book.give_back_last(now + away_for)
@@ -347,7 +314,8 @@ class OrderedQueue:
             size = request["max_bytes"] = min(max_bytes, allowance.share(batch))
         elif not (has_turn or allowance.is_plenty):
             size = request["max_bytes"] = allowance.share(1)
-        self._left, self._status, self._came_back = batch, (0, ""), 0
+        self._left, self._status = batch, (0, "")
+        self._returns.asking()
         self._keeping.asking(loop.time())
         self._ended = loop.create_future()
         subject = next_message(self._consumer.stream, self._consumer.name).encode()
@@ -406,13 +374,7 @@ class OrderedQueue:
                 self._doubt()
             self._book.doubt(delivery.record)
             return
-        # The server hands over what came back before what is new: there may be more of it. Not if
-        # it is what we gave back: to ask for that brings what is new, which goes back in its place.
-        comes_back = delivery.delivery_attempt > 1
-        self._comes_back = comes_back and sequence not in self._book.returning
-        if comes_back:
-            self._in_vain = 0.0
-            self._came_back += 1
+        self._returns.came(sequence, again=delivery.delivery_attempt > 1)
         self._book.arrive(delivery)
         self._renew_soon()
 
