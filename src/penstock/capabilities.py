@@ -13,10 +13,11 @@ from datetime import datetime
 from operator import attrgetter
 from typing import cast
 
-from penstock.broker import Broker, Log, OnSent, ReleaseCounts, publish_telling
+from penstock.broker import Broker, Log, ReleaseCounts
 from penstock.config import DUPLICATE_WINDOW, SubscriptionConfig, TopicConfig
 from penstock.errors import InvalidArgumentError, UnimplementedError
 from penstock.message import Draft, PublishFault, Receipt
+from penstock.optional_verbs import OnSent, publish_telling
 
 _INSTEAD = {
     "filters": "leave it out and ack what you do not want, or publish to a topic for each kind",

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from inspect import iscoroutinefunction
 from typing import Any
 
-from penstock.broker import Broker, OnSent, Take, publish_telling, pull_to
+from penstock.broker import Broker
 from penstock.message import (
     AckResponse,
     Delivery,
@@ -18,6 +18,7 @@ from penstock.message import (
     Settlement,
 )
 from penstock.observing.observer import Observer
+from penstock.optional_verbs import OnSent, Take, publish_telling, pull_to
 
 
 class ObservedBroker:

@@ -8,9 +8,10 @@ from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar, Unpack, cast
 
-from penstock.broker import Broker, pull_to
+from penstock.broker import Broker
 from penstock.errors import ClosedError
 from penstock.message import Delivery, Message
+from penstock.optional_verbs import pull_to
 from penstock.retrying import Failures, Persistence
 from penstock.subscribing.closing import CloseReport, Closing
 from penstock.subscribing.deliveries import Deliveries

@@ -6,12 +6,12 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from penstock import App, Draft, FlightState, ManagedPublisher, Message, PubSub, Reject
-from penstock.broker import publish_telling
 from penstock.brokers.memory import MemoryBroker
 from penstock.consuming.middleware import observe
 from penstock.errors import NotFoundError
 from penstock.observing import Observer, watch
 from penstock.observing.observer import Observers
+from penstock.optional_verbs import publish_telling
 from penstock.testing import TestApp, VirtualClock, eventually
 from tests.support.shop import Invoice, Order
 

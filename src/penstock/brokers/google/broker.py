@@ -7,7 +7,7 @@ from contextlib import suppress
 from math import ceil
 from typing import Self
 
-from penstock.broker import Capabilities, OnSent
+from penstock.broker import Capabilities
 from penstock.brokers.google.admin import GoogleAdmin
 from penstock.brokers.google.burying import bury
 from penstock.brokers.google.connection import Connection
@@ -38,6 +38,7 @@ from penstock.message import (
     Settlement,
     Verb,
 )
+from penstock.optional_verbs import OnSent
 from penstock.rules.repeats import repeats
 
 # A letter that could not be stored will hardly be so a moment later.

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 
-from penstock.broker import OnSent
 from penstock.brokers.google.connection import Connection
 from penstock.brokers.google.records import refusal_of, size_of, write_draft
 from penstock.errors import (
@@ -22,6 +21,7 @@ from penstock.errors import (
 from penstock.googlepubsub.messages import PublishRequest
 from penstock.googlepubsub.names import TOPICS, Names
 from penstock.message import Draft, PublishFault, Receipt
+from penstock.optional_verbs import OnSent
 
 Answer = Receipt | PublishFault
 _MOST_MESSAGES = 1000

@@ -8,7 +8,7 @@ from typing import Self
 
 import msgspec
 
-from penstock.broker import Capabilities, OnSent, Take
+from penstock.broker import Capabilities
 from penstock.brokers.nats.admin import NatsAdmin
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.publishing import Publishing
@@ -48,6 +48,7 @@ from penstock.message import (
     Settlement,
     Verb,
 )
+from penstock.optional_verbs import OnSent, Take
 from penstock.rules.filters import parse_filter
 from penstock.rules.repeats import repeats
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.broker import Take
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.loans import needs_loans
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.records import Raw, parse_attempt, record_of
 from penstock.config import SubscriptionConfig
 from penstock.message import Delivery
+from penstock.optional_verbs import Take
 
 
 class HandingOver:

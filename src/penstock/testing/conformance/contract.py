@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pytest
 
 from penstock import Draft, Receipt, Subscription, Topic
-from penstock.broker import publish_telling
 from penstock.errors import (
     ClosedError,
     NotFoundError,
@@ -17,6 +16,7 @@ from penstock.errors import (
     TopicNotFoundError,
 )
 from penstock.message import AckResponse, Delivery, PublishFault, Settlement, Verb
+from penstock.optional_verbs import publish_telling
 from penstock.testing.conformance.harness import Scene, behaviour
 
 # How long pulls wait here, and how soon they must be done: well before their time is up.

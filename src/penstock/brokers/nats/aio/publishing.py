@@ -11,7 +11,6 @@ from math import inf
 from operator import attrgetter
 
 from penstock.batching import GroupCommit
-from penstock.broker import OnSent
 from penstock.brokers.nats.aio.calls import STORED, Call, Operation, written
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.reply_names import ReplyNames
@@ -36,6 +35,7 @@ from penstock.errors import (
     TopicNotFoundError,
 )
 from penstock.message import Draft, PublishFault, Receipt
+from penstock.optional_verbs import OnSent
 from penstock.rules.standing_still import time_to_read
 from penstock.rules.subjects import routed_subject
 
