@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from types import SimpleNamespace
 
 import msgspec
@@ -157,6 +158,36 @@ async def test_pulls_that_are_cancelled_together_give_back_nothing_to_each_other
     assert len(wire.left) == 1 and wire.posted == [], "one waits for what it may be sent still"
     await asyncio.wait(pulls)
     assert len(wire.left) == 2 and wire.posted == [given_back(FIRST)]
+
+
+async def test_what_comes_for_pulls_that_are_cancelled_all_the_time_is_given_back_at_once(wire):
+    requests, loop = pulling(wire), asyncio.get_running_loop()
+    came, back = {}, {}
+
+    class Posted(list):
+        def __iadd__(self, parts):
+            back.update((part.split()[1], loop.time()) for part in parts)
+            return self
+
+    async def look_for_a_moment(first):
+        await asyncio.sleep(first)
+        while loop.time() < 20:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.03):
+                    await requests.pull(CONSUMER, 1, 1000, 30)
+
+    wire.posted = Posted()
+    looking = [asyncio.ensure_future(look_for_a_moment(n / 100)) for n in range(10)]
+    for n in range(100):
+        await asyncio.sleep(0.1)
+        waits = [inbox for inbox in requests._busy if inbox.done.cancelled() or not inbox.came]
+        reply = b"$JS.ACK.orders.billing.1.%d.1.1700000000000000000.5" % n
+        came[reply] = loop.time()
+        waits[0].receive(b"orders", reply, b"", b"x")
+    await asyncio.wait(looking)
+    assert back
+    assert max(moment - came[reply] for reply, moment in back.items()) < 0.2
+    assert not requests._leaving
 
 
 async def test_a_pull_that_was_cancelled_is_over_when_the_server_knows(wire):

@@ -56,7 +56,7 @@ class Pulling:
         self._watched: set[tuple[str, str]] = set()
         self._with_more: set[tuple[str, str]] = set()
         self._large: dict[tuple[str, str], asyncio.Event] = {}
-        # By the subject they have asked: those who are about to leave.
+        # By the subject they have asked: those who begin to leave in this turn of the loop.
         self._leaving: dict[bytes, _Leaving] = {}
         self.giving_back: Callable[[list[bytes]], list[tuple[bytes, bytes]]] = _naks
         """What to send, as subjects and payloads, to give deliveries back."""
@@ -314,23 +314,29 @@ class Pulling:
 
     async def _withdraw(self, subject: bytes, inbox: Inbox) -> None:
         """Nobody waits for what was asked of `subject` any more: see to it that the server has
-        nothing more for it, and give back what came. Not before all that are withdrawn with this
-        one have left, or it would be sent to them."""
+        nothing more for it, and give back what came. Not before all that are cancelled together
+        have left, or it would be sent to them."""
         leaving = self._leaving.setdefault(subject, _Leaving())
         leaving.inboxes += 1
         try:
             inbox.gather()
-            await asyncio.sleep(0)  # Those that are cancelled together have all begun to leave.
+            await asyncio.sleep(0)  # All of those have begun to leave.
+            self._let_nobody_join(subject, leaving)
             await self._gather(inbox)
         finally:
             leaving.replies += self._leave(inbox)
             leaving.inboxes -= 1
             if not leaving.inboxes:
-                del self._leaving[subject]
+                self._let_nobody_join(subject, leaving)
                 self.give_back(leaving.replies)
         with suppress(PenstockError, TimeoutError):
             async with asyncio.timeout(_LEAVES_WITHIN):
                 await self._wire.ping()
+
+    def _let_nobody_join(self, subject: bytes, leaving: _Leaving) -> None:
+        """Those who come all the time must not keep it from what came for the first."""
+        if self._leaving.get(subject) is leaving:
+            del self._leaving[subject]
 
     async def _gather(self, inbox: Inbox) -> None:
         """Until nothing follows what the server is sending: of what it sends when there is no
