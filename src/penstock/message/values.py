@@ -9,6 +9,7 @@ from math import inf
 from msgspec import Struct
 
 from penstock.errors import (
+    ClosedError,
     DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
@@ -112,7 +113,8 @@ class Receipt(Struct, frozen=True, gc=False):
     duplicate: bool = False
 
 
-_IN_DOUBT = (DeadlineExceededError, InternalError, UnavailableError)
+# Closed: it may have been under way then.
+_IN_DOUBT = (ClosedError, DeadlineExceededError, InternalError, UnavailableError)
 
 
 class PublishFault(Struct, frozen=True):
