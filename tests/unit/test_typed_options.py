@@ -25,7 +25,7 @@ from penstock import (
 )
 from penstock.client import TopicOptions
 from penstock.config import SubscriptionConfig, TopicConfig
-from penstock.consuming.middleware import deduplicate, rate_limit, retry
+from penstock.consuming.middleware import deduplicate, logs, rate_limit, retry
 from penstock.consuming.middleware.deduplication import SeenHere
 from penstock.errors import InvalidArgumentError
 from penstock.subscribing.options import StreamOptions, SubscriptionOptions
@@ -193,6 +193,7 @@ NO_VALUES = [0, 5, True, "x", [], object()]
         (subscriber, "middleware", [(), []], [5, True, None, "x"]),
         (retry, "backoff", [Backoff()], [*NO_VALUES, None]),
         (paced, "per_second", [0.5, 5], [*NO_NUMBERS, 0, None]),
+        (logs, "level", [0, 20], [*NO_NUMBERS, 2.5, None]),
         (deduplicate, "key", [lambda message: "x"], NO_VALUES),
         (deduplicate, "store", [SeenHere(), None], NO_VALUES),
     ],

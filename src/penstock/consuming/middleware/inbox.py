@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from penstock.config import check_callable
 from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import Call, Next
 from penstock.consuming.middleware.deduplication import original_id
@@ -53,6 +54,9 @@ def inbox(store: EffectsOnce, *, key: Callable[[Message], str] = original_id) ->
     handler returns is published before that commit; with an outbox on the same connection a message
     is published if and only if it commits.
     """
+
+    check_callable("effects of store", getattr(store, "effects", None), "an async method")
+    check_callable("key", key, "a function of a message")
 
     async def once(call: Call, next: Next) -> Any:
         keys = {message: f"{call.subscription}/{key(message)}" for message in call.messages}

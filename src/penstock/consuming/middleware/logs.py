@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
+from penstock.config import check_whole
 from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import Call, Next
 from penstock.message import Message
@@ -19,6 +20,8 @@ def logs(level: int = logging.INFO) -> Middleware:
 
     That and why messages come back or die is logged without this too.
     """
+
+    check_whole("level", level, 0)
 
     async def logged(call: Call, next: Next) -> Any:
         clock = asyncio.get_running_loop().time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from math import inf
 from typing import Any
 
 from penstock.config import check_whole
@@ -11,6 +10,8 @@ from penstock.consuming.declaration import Middleware
 from penstock.consuming.middleware.chain import Call, Next
 from penstock.consuming.middleware.per_loop import PerLoop
 from penstock.errors import InvalidArgumentError
+
+_FASTEST = 1_000_000_000
 
 
 class Pace:
@@ -39,8 +40,10 @@ def rate_limit(per_second: float, *, burst: int = 1) -> Middleware:
     """Messages wait for their turn, in order of arrival. One limit for all handlers it is around,
     in this process; messages that wait are ours, so no more are fetched than the window holds."""
     is_number = isinstance(per_second, int | float) and not isinstance(per_second, bool)
-    if not is_number or not 0 < per_second < inf:
-        raise InvalidArgumentError(f"per_second must be a number above 0, not {per_second!r}")
+    if not is_number or not 0 < per_second <= _FASTEST:
+        raise InvalidArgumentError(
+            f"per_second must be a number above 0 and at most {_FASTEST:,}, not {per_second!r}"
+        )
     check_whole("burst", burst, 1)
     pace = Pace(per_second, burst)
     line = PerLoop(asyncio.Lock)
