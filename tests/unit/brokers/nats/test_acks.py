@@ -13,7 +13,7 @@ from penstock.brokers.nats.aio.publishing import Publishing
 from penstock.brokers.nats.aio.reply_names import TRIAL
 from penstock.brokers.nats.catalogue import Routes
 from penstock.errors import DeadlineExceededError, PermissionDeniedError, UnavailableError
-from penstock.message import Draft, PublishFault
+from penstock.message import Draft, PublishFault, Receipt
 from penstock.testing import run_virtual, settled
 from tests.support.scenes import now
 
@@ -53,8 +53,9 @@ class Wire:
         self._take(data)
         return True
 
-    async def write(self, parts, on_progress=None):
+    async def write(self, parts, on_piece):
         await asyncio.sleep(0)
+        on_piece()
         self._take(b"".join(parts))
 
     def _take(self, data):
@@ -388,7 +389,8 @@ async def test_publishes_side_by_side_each_have_their_whole_time():
 async def test_what_writing_takes_is_a_part_of_the_time_that_a_publish_has(seconds, monkeypatch):
     wire, ours = publishing()
 
-    async def write(_, on_progress):
+    async def write(_, on_piece):
+        on_piece()
         await asyncio.sleep(seconds)
 
     monkeypatch.setattr(wire, "write_now", lambda _: False)
@@ -402,11 +404,10 @@ async def test_what_writing_takes_is_a_part_of_the_time_that_a_publish_has(secon
 async def test_a_batch_has_its_whole_time_for_each_piece_that_is_written(monkeypatch):
     wire, ours = publishing()
 
-    async def write(_, on_progress):
-        for _ in range(3):
+    async def write(_, on_piece):
+        for _ in range(4):
+            on_piece()
             await asyncio.sleep(4)
-            on_progress()
-        await asyncio.sleep(4)
 
     monkeypatch.setattr(wire, "write_now", lambda _: False)
     monkeypatch.setattr(wire, "write", write)
@@ -469,10 +470,10 @@ class Shaky(Wire):
     def write_now(self, data):
         return False
 
-    async def write(self, parts, on_progress=None):
+    async def write(self, parts, on_piece):
         if not self.is_ready:
             raise UnavailableError("Not connected")
-        await super().write(parts)
+        await super().write(parts, on_piece)
 
 
 class Asked:
@@ -564,7 +565,7 @@ async def test_it_is_told_that_drafts_are_sent_when_they_are_written_and_not_tha
 async def test_it_is_not_told_that_what_could_not_be_written_is_sent(monkeypatch):
     wire, ours = publishing()
 
-    async def fail(_, on_progress):
+    async def fail(_, on_piece):
         raise UnavailableError("not taken")
 
     monkeypatch.setattr(wire, "write_now", lambda _: False)
@@ -573,6 +574,62 @@ async def test_it_is_not_told_that_what_could_not_be_written_is_sent(monkeypatch
     [answer] = await ours.publish("orders", [Draft(b"x")], told.extend)
     assert isinstance(answer.error, UnavailableError)
     assert not told
+
+
+async def test_what_is_written_in_part_when_the_connection_is_lost_was_sent(monkeypatch):
+    """Some of it may be stored, and acked."""
+    wire, ours = publishing()
+
+    async def break_off(_, on_piece):
+        on_piece()
+        await asyncio.sleep(1)
+        raise UnavailableError("lost")
+
+    monkeypatch.setattr(wire, "write_now", lambda _: False)
+    monkeypatch.setattr(wire, "write", break_off)
+    told = []
+    [answer] = await ours.publish("orders", [Draft(b"x")], told.extend)
+    assert isinstance(answer.error, UnavailableError)
+    assert told == [0]
+
+
+REFUSED = 'Permissions Violation for Publish to "orders.b"'
+
+
+async def test_a_message_that_is_refused_takes_no_other_with_it():
+    wire, ours = publishing()
+    ours._catalogue.known_routes = lambda _: Routes(("orders.>",), (), False)
+    drafts = [Draft(b"x", {}, None, to, subject=f"orders.{to}") for to in "aba"]
+    call = asyncio.ensure_future(ours.publish("orders", drafts))
+    await settled()
+    ours.denied(REFUSED)
+    await settled()
+    assert not call.done()
+    first, _, last = wire.replies[-1]
+    wire.ack([last, first])
+    answers = await call
+    assert [type(answer) for answer in answers] == [Receipt, PublishFault, Receipt]
+    assert isinstance(answers[1].error, PermissionDeniedError)
+
+
+async def test_what_is_committed_with_a_message_that_is_refused_is_sent_again_for_itself():
+    wire, ours = publishing()
+    ours._catalogue.known_routes = lambda _: Routes(("orders.>",), (), False)
+    ours._connection.options.group_commit = True
+    calls = [
+        asyncio.ensure_future(
+            ours.publish("orders", [Draft(b"x", {}, None, to, subject=f"orders.{to}")])
+        )
+        for to in "ab"
+    ]
+    await settled()
+    ours.denied(REFUSED)
+    await settled()
+    ours.denied(REFUSED)
+    wire.ack([reply for call in wire.replies[1:] for reply in call if reply.endswith(b".0")][:1])
+    [stored], [refused] = await asyncio.gather(*calls)
+    assert stored.message_id == "a"
+    assert isinstance(refused.error, PermissionDeniedError)
 
 
 async def test_what_is_committed_together_is_told_of_to_each():
@@ -599,7 +656,7 @@ def timers():
 async def test_a_connection_that_is_closed_leaves_no_timer_behind(before):
     wire, ours = publishing()
 
-    async def refuse(_, on_progress):
+    async def refuse(_, on_piece):
         raise UnavailableError("closed")
 
     if before == "is refused":

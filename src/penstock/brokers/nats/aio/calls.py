@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import inf
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from penstock.brokers.nats.aio.wire import WRITE_CHUNK
 from penstock.errors import PenstockError
@@ -23,18 +23,27 @@ _INDEXES = [b"%d" % at for at in range(_INDEXED)]
 
 
 class Call:
-    """Answers to one write, by index: the sequence a draft was stored at, or whatever else came,
-    as header block and payload."""
+    """Answers to one write, by index: the sequence a draft was stored at, whatever else came, as
+    header block and payload, or why the server did not take it."""
 
-    __slots__ = ("answers", "done", "left", "repeated", "sent", "spared", "until")
+    __slots__ = ("answers", "done", "left", "repeated", "sent", "spared", "together", "until")
 
-    def __init__(self, sent: Sequence[tuple[object, bytes, bytes]], expected: int, total: int):
+    def __init__(
+        self,
+        sent: Sequence[tuple[object, bytes, bytes]],
+        expected: int,
+        total: int,
+        *,
+        together: bool = False,
+    ):
         self.sent = sent
+        self.together = together
+        """One answer is for all of it."""
         self.until = inf
         """When waiting for the answers ends."""
         self.spared = False
         """It was given more time, because nobody could look for answers."""
-        self.answers: list[int | tuple[bytes, bytes] | None] = [None] * total
+        self.answers: list[int | tuple[bytes, bytes] | PenstockError | None] = [None] * total
         self.left = expected
         self.repeated = False
         """There were more answers than messages."""
@@ -54,7 +63,15 @@ class Call:
             for index, sequence in zip(indexes, sequences, strict=True):
                 self.answer(int(index), sequence)
 
-    def answer(self, index: int, answer: int | tuple[bytes, bytes]) -> None:
+    def refuse(self, is_refused: Callable[[bytes], bool], error: PenstockError) -> None:
+        """The server took nothing that was sent to these subjects, and says so of no message."""
+        for at, subject, _ in self.sent:
+            if is_refused(subject):
+                index = 0 if self.together else cast("int", at)
+                if self.answers[index] is None:
+                    self.answer(index, error)
+
+    def answer(self, index: int, answer: int | tuple[bytes, bytes] | PenstockError) -> None:
         if index >= len(self.answers):
             self.repeated = True  # It is about what was sent under this name before.
             return

@@ -75,10 +75,9 @@ class Publishing:
 
     def denied(self, text: str) -> None:
         """The server refused a subject we published on: say so to those who did."""
-        error = denied(text)
+        error, lowered = denied(text), text.lower()
         for call in list(self._calls.values()):
-            if any(f'"{subject.decode()}"'.lower() in text.lower() for _, subject, _ in call.sent):
-                call.fail(error)
+            call.refuse(lambda subject: f'"{subject.decode()}"'.lower() in lowered, error)
 
     async def publish(
         self, topic: str, drafts: Sequence[Draft], on_sent: OnSent | None = None
@@ -192,14 +191,24 @@ class Publishing:
     async def _send(
         self, call: Call, name: bytes, parts: list[bytes], tell: Callable[[], None] | None
     ) -> PenstockError:
-        """Write what is not written yet, `tell` that all is, and wait; returns what to say of those
-        that were not answered."""
+        """Write what is not written yet, `tell` that it is being sent, and wait; returns what to
+        say of those that were not answered."""
         self._watch(call)
+        begun = False
+
+        def on_piece() -> None:
+            nonlocal begun
+            if begun:
+                self._prolong(call)
+            elif tell is not None:
+                tell()
+            begun = True
+
         try:
             if parts:
-                await self.wire.write(parts, on_progress=lambda: self._prolong(call))
-            if tell is not None:
-                tell()
+                await self.wire.write(parts, on_piece)
+            else:
+                on_piece()
             await call.done
         except PenstockError as error:
             return error
@@ -244,11 +253,11 @@ class Publishing:
         self,
         topic: str,
         draft: Draft,
-        answer: tuple[bytes, bytes] | None,
+        answer: tuple[bytes, bytes] | PenstockError | None,
         otherwise: PenstockError,
     ) -> Receipt | PublishFault:
-        if answer is None:
-            return PublishFault(otherwise)
+        if answer is None or isinstance(answer, PenstockError):
+            return PublishFault(answer or otherwise)
         block, payload = answer
         ack = stored(topic, block, payload)
         if isinstance(ack, PenstockError):
@@ -300,7 +309,7 @@ class Publishing:
         None when the server refused the batch as a whole.
         """
         name = self._names.new()
-        call = self._calls[name] = Call(waiting, 1, 1)
+        call = self._calls[name] = Call(waiting, 1, 1, together=True)
         reply = b"%b.%b.0" % (self._prefix.encode(), name)
         batch = secrets.token_hex(8).encode()
         last = len(waiting)
@@ -317,6 +326,8 @@ class Publishing:
             parts.append(publish_operation(subject, answer_to, block, draft.data))
         error = await self._send(call, name, parts, tell)
         answer = call.answers[0]
+        if isinstance(answer, PenstockError):
+            return None  # One of them was refused: then none of them was stored.
         if answer is None:
             return [PublishFault(error)] * last
         if isinstance(answer, int):

@@ -165,12 +165,10 @@ class Wire:
         client.send_now(data)
         return True
 
-    async def write(
-        self, parts: list[bytes], on_progress: Callable[[], None] = lambda: None
-    ) -> None:
+    async def write(self, parts: list[bytes], on_piece: Callable[[], None] = lambda: None) -> None:
         """Send complete operations, in order, waiting when the socket is behind. Few of them leave
-        with what else is sent in this turn of the loop. Of many, each piece has the whole time, and
-        `on_progress` is told when the next one's begins."""
+        with what else is sent in this turn of the loop. Of many, each piece has the whole time.
+        `on_piece` is called as each is given to the socket."""
         self.check_connected()
         if not (self._slow_writers or self._client.behind):
             data = b"".join(parts)
@@ -179,6 +177,7 @@ class Wire:
                     self._client.send_now(data)
                 else:
                     self._client.send(data)
+                on_piece()
                 return
         loop = asyncio.get_running_loop()
         if not self._slow_writers:
@@ -192,7 +191,7 @@ class Wire:
                 for number, piece in enumerate(_pieces(parts)):
                     if number:
                         limit.reschedule(loop.time() + self.timeout)
-                        on_progress()
+                    on_piece()
                     await self._write(piece)
         except TimeoutError:
             raise self._not_taken(loop.time()) from None
@@ -206,6 +205,8 @@ class Wire:
             await transport.drain()  # type: ignore[no-untyped-call]
         except (OSError, RuntimeError) as error:
             raise connection_lost(error) from error
+        except AttributeError as error:
+            raise self.loss() from error  # So says nats-py that it has closed the connection.
         self._taken_at = asyncio.get_running_loop().time()
 
     def _not_taken(self, now: float) -> UnavailableError:
