@@ -253,6 +253,8 @@ class Distant(SlowBroker):
         if answer == "no connection":
             raise UnavailableError(answer)
         on_sent(range(len(drafts)))
+        if answer == "broken off":
+            raise UnavailableError(answer)
         if answer == "lost":
             return [PublishFault(UnavailableError(answer))] * len(drafts)
         return await self.publish(topic, drafts)
@@ -306,6 +308,14 @@ async def test_a_flight_that_was_sent_once_and_lost_is_unknown_though_it_is_not_
         assert flight.state is FlightState.UNKNOWN
         assert flight.publish_time is not None
     assert heard.told == [("published", 0, 1)]
+
+
+async def test_a_flight_of_a_call_that_broke_off_after_it_was_sent_is_unknown():
+    async with publishing(Distant((0, "broken off"))) as publisher:
+        flight = await publisher.publish_async("orders")
+        with pytest.raises(UnavailableError, match="broken off"):
+            await flight.ack
+        assert flight.state is FlightState.UNKNOWN
 
 
 async def test_a_flight_that_is_sent_after_its_end_is_in_doubt_and_nobody_is_told():

@@ -612,6 +612,19 @@ async def test_a_message_that_is_refused_takes_no_other_with_it():
     assert isinstance(answers[1].error, PermissionDeniedError)
 
 
+async def test_what_was_answered_before_its_subject_was_refused_stays_answered():
+    wire, ours = publishing()
+    ours._catalogue.known_routes = lambda _: Routes(("orders.>",), (), False)
+    drafts = [Draft(b"x", {}, None, str(n), subject="orders.b") for n in range(2)]
+    call = asyncio.ensure_future(ours.publish("orders", drafts))
+    await settled()
+    wire.answer(wire.replies[-1][0], b'{"stream":"orders","seq":3,"duplicate":true}')
+    ours.denied(REFUSED)
+    stored, refused = await call
+    assert (stored.sequence, stored.duplicate) == (3, True)
+    assert isinstance(refused.error, PermissionDeniedError)
+
+
 async def test_what_is_committed_with_a_message_that_is_refused_is_sent_again_for_itself():
     wire, ours = publishing()
     ours._catalogue.known_routes = lambda _: Routes(("orders.>",), (), False)

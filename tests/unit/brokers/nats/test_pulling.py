@@ -146,6 +146,30 @@ async def test_a_pull_that_is_cancelled_as_soon_as_it_was_made_may_be_answered_s
     assert wire.posted == [given_back(FIRST)] and len(wire.left) == 1
 
 
+async def test_what_comes_for_a_pull_that_was_cancelled_is_handed_to_nobody(wire):
+    taken = []
+    pull = asyncio.ensure_future(
+        pulling(wire).pull(CONSUMER, 10, 1000, 30, lambda raws: taken.append(raws) or True)
+    )
+    await settled()
+    pull.cancel()
+    await asyncio.sleep(0.01)
+    wire.deliver(FIRST)
+    wire.all_is_read()
+    await asyncio.wait([pull])
+    assert not taken and wire.posted == [given_back(FIRST)]
+
+
+async def test_what_may_be_anothers_when_a_pull_is_cancelled_is_left_to_it(wire):
+    pull = await dated_pull(wire, wait=30, heartbeat=2, most=10)
+    wire.deliver(FIRST)
+    await asyncio.sleep(0)
+    asyncio.get_running_loop()._jumping.now += 8  # We stood still.
+    pull.cancel()
+    await asyncio.wait([pull])
+    assert wire.posted == []
+
+
 async def test_pulls_that_are_cancelled_together_give_back_nothing_to_each_other(wire):
     """The server would send it to those of them that have not left, and count an attempt."""
     requests = pulling(wire)
