@@ -300,14 +300,14 @@ class NatsBroker:
             )
         return queue
 
-    def _denied(self, text: str) -> None:
-        """The server says that this user may not do something."""
-        self._publishing.denied(text)
-        self._pulling.denied(text)
+    def _denied(self, subject: str) -> None:
+        """The server says that this user may not publish there."""
+        self._publishing.denied(subject)
+        self._pulling.denied(subject)
         for queue in self._ordered.values():
-            queue.denied(text)
+            queue.denied(subject)
         for inbox in self._pushed.values():
-            inbox.denied(text)
+            inbox.denied(subject)
 
     def _lost(self) -> None:
         before = written_before(self._connection.wire.running)

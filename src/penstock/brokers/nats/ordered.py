@@ -442,10 +442,9 @@ class OrderedQueue:
         if self._fetching is not None:
             self._fetching.cancel()
 
-    def denied(self, text: str) -> None:
+    def denied(self, subject: str) -> None:
         """The server refused a subject; if it was that of our requests, they are in vain."""
-        subject = next_message(self._consumer.stream, self._consumer.name)
-        if f'"{subject}"'.lower() in text.lower():
+        if subject == next_message(self._consumer.stream, self._consumer.name):
             self._fail(denied(subject))
 
     # What waits here.

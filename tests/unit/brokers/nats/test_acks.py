@@ -321,7 +321,7 @@ async def test_whoever_may_not_publish_there_is_told_and_nobody_else():
     calls = [asyncio.ensure_future(ours.publish(t, [Draft(b"x", {}, None, t)])) for t in topics]
     while len(wire.replies) < 2:
         await asyncio.sleep(0)
-    ours.denied('nats: permissions violation for publish to "orders"')
+    ours.denied("orders")
     [refused] = await calls[0]
     assert isinstance(refused.error, PermissionDeniedError)
     assert not calls[1].done()
@@ -593,13 +593,13 @@ async def test_what_is_written_in_part_when_the_connection_is_lost_was_sent(monk
     assert told == [0]
 
 
-REFUSED = 'Permissions Violation for Publish to "orders.b"'
+REFUSED = "orders.b"
 
 
 async def test_a_message_that_is_refused_takes_no_other_with_it():
     wire, ours = publishing()
     ours._catalogue.known_routes = lambda _: Routes(("orders.>",), (), False)
-    drafts = [Draft(b"x", {}, None, to, subject=f"orders.{to}") for to in "aba"]
+    drafts = [Draft(b"x", {}, None, to, subject=f"orders.{to}") for to in "abB"]
     call = asyncio.ensure_future(ours.publish("orders", drafts))
     await settled()
     ours.denied(REFUSED)

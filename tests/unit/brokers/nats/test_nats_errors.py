@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.brokers.nats.protocol.errors import api_error
+from penstock.brokers.nats.protocol.errors import api_error, refused_subject
 from penstock.brokers.nats.protocol.requests import check_responders, stored
 from penstock.errors import (
     FailedPreconditionError,
@@ -61,3 +61,17 @@ def test_nobody_there_to_answer_says_nothing_about_what_was_asked_for():
         check_responders(b"NATS/1.0 503\r\n\r\n")
     missing = api_error({"code": 404, "err_code": 10059}, lambda: TopicNotFoundError("orders"))
     assert isinstance(missing, TopicNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("said", "subject"),
+    [
+        ("""nats: permissions violation for publish to "orders.B\"""", "orders.B"),
+        ("""Permissions Violation for Publish to "a\\"b\\\\c\\u200d.Ü\"""", 'a"b\\c\u200d.Ü'),
+        ("""permissions violation for subscription to "push.w" using queue "orders\"""", ""),
+        ("permissions violation", ""),
+        ("maximum payload violation", ""),
+    ],
+)
+def test_where_nobody_may_publish_is_what_the_server_says_and_nothing_else(said, subject):
+    assert refused_subject(said) == subject

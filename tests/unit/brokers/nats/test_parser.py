@@ -60,7 +60,7 @@ STREAM = (
     b"MSG other 9 3\r\nabc\r\n"
     b"HMSG other 9 back %d %d\r\n%bxyz\r\n"
     % (len(HEAD), len(HEAD) + 3, HEAD)
-    + b"-ERR 'Permissions Violation'\r\n"
+    + b"-ERR 'Permissions Violation for Publish to \"Orders\"'\r\n"
     b"MSG orders 7 0\r\n\r\n"
 )
 OURS = [
@@ -77,7 +77,7 @@ THEIRS = [
     "pong",
     ("msg", 9, b"other", b"", b"abc", None),
     ("msg", 9, b"other", b"back", b"xyz", HEAD),
-    ("err", "'permissions violation'"),
+    ("err", """'permissions violation for publish to "Orders"'"""),
 ]
 
 

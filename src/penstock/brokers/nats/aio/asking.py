@@ -41,15 +41,14 @@ class Asking:
         finally:
             del self._waiting[number]
 
-    def refused(self, text: str) -> bool:
-        """The server refused a subject; True when it was one of ours, who are told."""
-        lowered = text.lower()
+    def refused(self, subject: str) -> bool:
+        """The server takes nothing on this subject; True when it was one of ours, who are told."""
         found = [
-            (subject, answer)
-            for subject, answer in self._waiting.values()
-            if f'"{subject.lower()}"' in lowered and not answer.done()
+            answer
+            for asked, answer in self._waiting.values()
+            if asked == subject and not answer.done()
         ]
-        for subject, answer in found:
+        for answer in found:
             answer.set_exception(denied(subject))
         return bool(found)
 

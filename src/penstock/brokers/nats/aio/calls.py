@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
 from typing import TypeAlias, cast
@@ -26,7 +26,9 @@ class Call:
     """Answers to one write, by index: the sequence a draft was stored at, whatever else came, as
     header block and payload, or why the server did not take it."""
 
-    __slots__ = ("answers", "done", "left", "repeated", "sent", "spared", "together", "until")
+    __slots__ = (
+        "_by_subject", "answers", "done", "left", "repeated", "sent", "spared", "together", "until",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class Call:
         self.sent = sent
         self.together = together
         """One answer is for all of it."""
+        self._by_subject: dict[bytes, list[int]] | None = None
         self.until = inf
         """When waiting for the answers ends."""
         self.spared = False
@@ -63,13 +66,15 @@ class Call:
             for index, sequence in zip(indexes, sequences, strict=True):
                 self.answer(int(index), sequence)
 
-    def refuse(self, is_refused: Callable[[bytes], bool], error: PenstockError) -> None:
-        """The server took nothing that was sent to these subjects, and says so of no message."""
-        for at, subject, _ in self.sent:
-            if is_refused(subject):
-                index = 0 if self.together else cast("int", at)
-                if self.answers[index] is None:
-                    self.answer(index, error)
+    def refuse(self, subject: bytes, error: PenstockError) -> None:
+        """The server took nothing that was sent to this subject, and says so of each message."""
+        if self._by_subject is None:
+            self._by_subject = {}
+            for at, to, _ in self.sent:
+                self._by_subject.setdefault(to, []).append(0 if self.together else cast("int", at))
+        for index in self._by_subject.pop(subject, ()):
+            if self.answers[index] is None:
+                self.answer(index, error)
 
     def answer(self, index: int, answer: int | tuple[bytes, bytes] | PenstockError) -> None:
         if index >= len(self.answers):

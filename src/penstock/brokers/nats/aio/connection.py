@@ -18,10 +18,10 @@ from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.protocol.address import NatsOptions
 from penstock.brokers.nats.protocol.errors import (
     Missing,
-    is_denial,
     login_refused,
     no_responders,
     not_reached,
+    refused_subject,
     unusable_files,
 )
 from penstock.brokers.nats.protocol.requests import (
@@ -158,8 +158,9 @@ class Connection:
     async def _on_error(self, error: Exception) -> None:
         self._last_error = error
         text = str(error)
-        if is_denial(text) and not self._asking.refused(text) and self.on_denied is not None:
-            self.on_denied(text)
+        subject = refused_subject(text)
+        if subject and not self._asking.refused(subject) and self.on_denied is not None:
+            self.on_denied(subject)
         _log.debug("nats: %s", text)
 
     async def _on_disconnected(self) -> None:

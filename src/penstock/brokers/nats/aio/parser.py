@@ -209,13 +209,16 @@ class LeanParser(Parser):
             case b"+OK":
                 pass
             case b"-ERR":
-                await self._refusal(rest.strip().decode(errors="replace").lower())
+                await self._refusal(rest.strip().decode(errors="replace"))
             case b"INFO":
                 await self.nc._process_info(read_info(rest))
             case _:
                 raise nonsense("a line that is none of the protocol's")
 
-    async def _refusal(self, text: str) -> None:
+    async def _refusal(self, words: str) -> None:
+        # Subjects keep their case: two may differ in nothing else.
+        kind, quote, subjects = words.partition('"')
+        text = kind.lower() + quote + subjects
         if self.nc.is_connected and not any(known in text for known in _KNOWN_ERRORS):
             # nats-py ends for good on all other errors; a new connection may be welcome.
             await self.nc._process_op_err(nats.errors.Error(f"nats: {text}"))

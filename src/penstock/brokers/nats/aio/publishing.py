@@ -73,11 +73,11 @@ class Publishing:
     def open(self) -> None:
         self.wire.subscribe_runs(self._prefix, STORED, self._on_stored, self._on_answer)
 
-    def denied(self, text: str) -> None:
+    def denied(self, subject: str) -> None:
         """The server refused a subject we published on: say so to those who did."""
-        error, lowered = denied(text), text.lower()
+        error, refused = denied(subject), subject.encode()
         for call in list(self._calls.values()):
-            call.refuse(lambda subject: f'"{subject.decode()}"'.lower() in lowered, error)
+            call.refuse(refused, error)
 
     async def publish(
         self, topic: str, drafts: Sequence[Draft], on_sent: OnSent | None = None

@@ -364,13 +364,12 @@ class Pulling:
         is_ours = inbox.lent and not inbox.is_late
         return [reply for _, reply, _, _ in raws if reply and is_ours]
 
-    def denied(self, text: str) -> None:
+    def denied(self, subject: str) -> None:
         """The server refused a subject that we asked: say so to those who wait for its answer."""
-        lowered = text.lower()
+        refused = subject.encode()
         for inbox in list(self._busy):
-            for to, _ in inbox.asked:
-                if f'"{to.decode().lower()}"' in lowered:
-                    inbox.fail(denied(to.decode()))
+            if any(to == refused for to, _ in inbox.asked):
+                inbox.fail(denied(subject))
 
     def _on_loss(self) -> None:
         error = self._wire.loss()

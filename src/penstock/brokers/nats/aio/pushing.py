@@ -179,11 +179,11 @@ class PushInbox:
             self._wire.post([publish_operation(self._owed, b"", b"", b"")])
             self._owed = b""
 
-    def denied(self, text: str) -> None:
+    def denied(self, subject: str) -> None:
         """The server refused a subject; if it was the one to have it go on, nothing more comes."""
-        subject = f"$JS.FC.{self._consumer.stream}.{self._consumer.name}.>"
-        if f'"{subject[:-1]}'.lower() in text.lower():
-            self._failure = denied(subject)
+        to_go_on = f"$JS.FC.{self._consumer.stream}.{self._consumer.name}."
+        if subject.startswith(to_go_on):
+            self._failure = denied(f"{to_go_on}>")
             self._news.set()
 
     def _renew_soon(self) -> None:

@@ -3,6 +3,8 @@ reach it."""
 
 from __future__ import annotations
 
+import re
+from ast import literal_eval
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -23,6 +25,7 @@ from penstock.errors import (
 Missing: TypeAlias = Callable[[], PenstockError]
 """What to say when that which was asked for is not there."""
 
+_REFUSED = re.compile(r'permissions violation for publish to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)
 _NOT_FOUND = {10059, 10014, 10037}
 _EXISTS = {10058, 10148, 10013}
 _EXPECTATION = {10060, 10070, 10071, 10164}
@@ -124,6 +127,17 @@ def unusable_files(error: BaseException) -> InvalidArgumentError:
 def is_denial(text: str) -> bool:
     """What the server says when this user may not use a subject."""
     return "permissions violation" in text.lower()
+
+
+def refused_subject(text: str) -> str:
+    """Where this user may not publish, if that is what the server says; else nothing. Of what may
+    not be subscribed to it names other things too, such as a queue that is called like a topic."""
+    found = _REFUSED.search(text)
+    if found is None:
+        return ""
+    quoted = found[1]
+    # It quotes as Go does, whose escapes are Python's as well.
+    return str(literal_eval(quoted)) if "\\" in quoted else quoted[1:-1]
 
 
 def denied(text: str) -> PermissionDeniedError:
