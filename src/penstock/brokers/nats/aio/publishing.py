@@ -75,7 +75,8 @@ class Publishing:
 
     def denied(self, subject: str) -> None:
         """The server refused a subject we published on: say so to those who did."""
-        error, refused = denied(subject), subject.encode()
+        error = denied(f"it has no permission to publish to {subject!r}")
+        refused = subject.encode()
         for call in list(self._calls.values()):
             call.refuse(refused, error)
 
