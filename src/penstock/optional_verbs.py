@@ -42,6 +42,23 @@ def pull_to(
     return own(take, subscription, max_messages=max_messages, max_bytes=max_bytes, wait=wait)
 
 
+class Leaves(Protocol):
+    """What a broker may be beside: one that is sent messages before somebody pulls them."""
+
+    async def leave(self, subscription: str) -> None:
+        """Nobody pulls a subscription here any more, until somebody does again: what was sent ahead
+        is given back, and nothing comes, nor what is given back from now on. Says nothing where
+        the server cannot be told."""
+        ...
+
+
+async def leave(broker: Broker, subscription: str) -> None:
+    """The broker's own, if it `Leaves`; of others nothing comes to who does not pull."""
+    own: Callable[[str], Awaitable[None]] | None = getattr(broker, "leave", None)
+    if own is not None:
+        await own(subscription)
+
+
 OnSent: TypeAlias = Callable[[Sequence[int]], None]
 """Called with the places of drafts that have left; again if they are sent again."""
 _Answers: TypeAlias = Awaitable[Sequence[Receipt | PublishFault]]

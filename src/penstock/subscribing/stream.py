@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, Unpack, cast
 from penstock.broker import Broker
 from penstock.errors import ClosedError
 from penstock.message import Delivery, Message
-from penstock.optional_verbs import pull_to
+from penstock.optional_verbs import leave, pull_to
 from penstock.retrying import Failures, Persistence
 from penstock.subscribing.closing import CloseReport, Closing
 from penstock.subscribing.deliveries import Deliveries
@@ -66,6 +66,7 @@ class MessageStream:
         """What it has in hand."""
         self.failure: Exception | None = None
         """What ended the stream, when it was not asked to end."""
+        self._broker: Broker | None = None
         self._context = copy_context()
         self._pullers: list[asyncio.Task[None]] = []
         self._retired: set[asyncio.Task[None]] = set()
@@ -183,12 +184,27 @@ class MessageStream:
         self._adjust_pullers()
         if self._retired:
             await asyncio.wait(self._retired, timeout=_PULL_ENDS_WITHIN)
+        await self._leave()
         report = await self._closing.run()
         if self._started:
             self._running.discard(self)
             self.source.events.emit("close")
         self._stopped.set()
         return report
+
+    async def _leave(self) -> None:
+        """What is given back from here on is for others."""
+        name = self.source.name
+        others = (stream for stream in self._running if stream.source.name == name)
+        if self._broker is None or any(stream.active for stream in others):
+            return
+        try:
+            async with asyncio.timeout(_PULL_ENDS_WITHIN):
+                await leave(self._broker, name)
+        except TimeoutError:
+            return
+        except Exception as error:
+            self.source.report(error)
 
     def _fail(self, error: Exception) -> None:
         if self._ending is None:
@@ -202,7 +218,9 @@ class MessageStream:
         wanted = self._options.streaming.max_streams if self.active and not self._paused else 0
         self._pullers = [task for task in self._pullers if not task.done()]
         for task in self._pullers[wanted:]:
-            task.cancel()
+            if not task.cancelling():
+                # It gives back what is under way: a second time would cut that short.
+                task.cancel()
             self._retired.add(task)
             task.add_done_callback(self._retired.discard)
         del self._pullers[wanted:]
@@ -212,12 +230,12 @@ class MessageStream:
 
     async def _keep_pulling(self) -> None:
         puller = cast("asyncio.Task[None]", asyncio.current_task())
-        broker: Broker | None = None
         # A cancellation may be lost on its way here: `wait_for` of Python 3.11 loses some.
         while not puller.cancelling():
             try:
+                broker = self._broker
                 if broker is None:
-                    broker = await self.source.broker()
+                    broker = self._broker = await self.source.broker()
                     self.deliveries.learn(broker)
                 one_at_a_time = self._options.message_ordering and not broker.capabilities.ordering
                 if one_at_a_time and puller not in self._pullers[:1]:

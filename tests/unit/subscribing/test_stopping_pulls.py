@@ -139,3 +139,100 @@ async def test_a_pull_that_fails_because_it_is_cancelled_is_no_error():
         await asyncio.sleep(100)
         await sub.close()
         assert errors == []
+
+
+class SendsAhead(FlakyBroker):
+    """Has to be told when nobody pulls any more."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.told = []
+        self.in_leaving = None
+
+    async def leave(self, subscription):
+        self.told.append((subscription, self.waiting_pulls))
+        if self.in_leaving is not None:
+            await self.in_leaving()
+        self.told.append("left")
+
+    async def settle(self, subscription, settlements):
+        self.told += [settlement.verb.value for settlement in settlements]
+        return await super().settle(subscription, settlements)
+
+
+async def test_a_broker_that_sends_ahead_is_told_to_end_that_before_anything_goes_back():
+    broker = SendsAhead()
+    async with subscription_on(broker) as (topic, sub):
+        messages = []
+        sub.on("message", messages.append)
+        sub.open()
+        await publish(topic, 2)
+        await settled()
+        assert len(messages) == 2 and broker.told == []
+        await sub.close(timeout=0)
+        assert broker.told == [("billing", 0), "left", "nack", "nack"]
+
+
+async def test_a_broker_goes_on_sending_ahead_while_another_stream_pulls():
+    broker = SendsAhead()
+    async with subscription_on(broker) as (topic, sub):
+        another = topic.subscription("billing")
+        for one in (sub, another):
+            one.on("message", lambda message: message.ack())
+            one.open()
+        await settled()
+        await sub.close()
+        assert broker.told == []
+        await another.close()
+        assert broker.told == [("billing", 0), "left"]
+
+
+async def test_a_broker_that_cannot_be_told_keeps_no_stream_from_closing():
+    async def fail():
+        raise RuntimeError("a mistake in an adapter")
+
+    async def hang():
+        await asyncio.sleep(1000)
+
+    for in_leaving, errors_seen, took in ((fail, 1, 0), (hang, 0, 5)):
+        broker = SendsAhead()
+        broker.in_leaving = in_leaving
+        async with subscription_on(broker) as (topic, sub):
+            errors = []
+            sub.on("message", lambda message: None)
+            sub.on("error", errors.append)
+            sub.open()
+            await publish(topic, 1)
+            await settled()
+            began = now()
+            await sub.close(timeout=0)
+            assert len(errors) == errors_seen
+            assert now() - began == took
+            assert (await sub.describe()).leased == 0
+
+
+async def test_a_pull_that_ends_is_not_cancelled_twice():
+    """It gives back what is under way, which a second time would cut short."""
+
+    class TakesItsTime(FlakyBroker):
+        ended_well = 0
+
+        async def pull(self, subscription, **limits):
+            try:
+                return await super().pull(subscription, **limits)
+            except asyncio.CancelledError:
+                await asyncio.sleep(1)
+                self.ended_well += 1
+                raise
+
+    broker = TakesItsTime()
+    async with subscription_on(broker) as (_, sub):
+        sub.on("message", lambda message: message.ack())
+        sub.open()
+        await settled()
+        # As `asyncio.run` does with every task when a program ends.
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await settled()
+        await sub.close()
+        assert broker.ended_well == 5

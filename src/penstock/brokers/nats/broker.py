@@ -431,6 +431,14 @@ class NatsBroker:
             inbox.settled(answered)
         return responses
 
+    async def leave(self, subscription: str) -> None:
+        consumer = self._catalogue.known(subscription)
+        if consumer is None:
+            return
+        for ahead in (self._ordered.get(consumer.key), self._pushed.get(consumer.key)):
+            if ahead is not None:
+                await ahead.leave()
+
     async def note_releases(self, subscription: str) -> None:
         consumer = await self._catalogue.consumer(subscription)
         await self._releases.find()
@@ -447,10 +455,10 @@ class NatsBroker:
     async def aclose(self) -> None:
         await self._mover.close()
         await self._catalogue.close()
-        for inbox in self._pushed.values():
-            inbox.close()
-        for queue in self._ordered.values():
-            queue.close()
+        ahead: list[OrderedQueue | PushInbox] = [*self._ordered.values(), *self._pushed.values()]
+        await asyncio.gather(*(one.leave() for one in ahead))
+        for one in ahead:
+            one.close()
         await self._connection.close()
 
     def _remember(self, consumer: Consumer, deliveries: list[Delivery]) -> None:

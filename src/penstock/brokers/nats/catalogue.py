@@ -140,6 +140,10 @@ class Catalogue:
             self._consumers[asked] = known
         return known
 
+    def known(self, subscription: str) -> Consumer | None:
+        """The same, if it was found before."""
+        return self._consumers.get(_asked_for(subscription))
+
     async def consumer_info(self, subscription: str) -> dict[str, Any]:
         """The server's own description; looks for it where it may be."""
         asked = _asked_for(subscription)

@@ -21,8 +21,9 @@ import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
+from penstock.brokers.nats.aio.inbox import QUIET
 from penstock.brokers.nats.aio.pulling import Pulling, ended_by
-from penstock.brokers.nats.aio.wire import Wire
+from penstock.brokers.nats.aio.wire import LEAVES_WITHIN, Wire
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.keeping import Keeping
 from penstock.brokers.nats.key_book import KeyBook
@@ -107,6 +108,8 @@ class OrderedQueue:
         self._fetching: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._renewing: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
+        self._leaving = False
         self._closed = False
         self._lender = ""
         self._unwritten: set[int] = set()
@@ -120,6 +123,7 @@ class OrderedQueue:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         self._pulls += 1
+        self._leaving = False
         self._asked = (max_messages, max_bytes)
         try:
             while True:
@@ -173,13 +177,27 @@ class OrderedQueue:
             due = asyncio.get_running_loop().time() + nak_delay(answer)
             self._book.given_back(sequence, due)
             self._returns.expected()
+            self._heard_at = asyncio.get_running_loop().time()  # It may come at once.
         self._changed()
-        if self._book.waits:
+        if self._book.waits and self._unsubscribe is not None:
             self._survey.begin()
 
     def reconfigure(self, consumer: Consumer) -> None:
         """The same one, configured anew; what is here and lent stays so."""
         self._consumer = self._survey.consumer = consumer
+
+    async def leave(self) -> None:
+        """Give back what nobody took, and have nothing sent before somebody pulls again. Until
+        that is so: what is given back next must not come here."""
+        if self._pulls or self._unsubscribe is None:
+            return
+        self._leaving = True
+        try:
+            await self._gather()
+        finally:
+            if self._leaving:
+                self._let_go()
+        await self._wire.hear_all()
 
     def close(self) -> None:
         """Give back what nobody took; nobody waits for more."""
@@ -237,7 +255,7 @@ class OrderedQueue:
         if self._survey.needed:
             self._begin_anew()
         now = asyncio.get_running_loop().time
-        while self._pulls or self._book.lent:
+        while self._pulls or (self._book.lent and not self._leaving):
             if self._keeping.doubtful:
                 await self._until_heard()
                 continue
@@ -318,6 +336,7 @@ class OrderedQueue:
         self._returns.asking()
         self._keeping.asking(loop.time())
         self._ended = loop.create_future()
+        self._heard_at = loop.time()
         subject = next_message(self._consumer.stream, self._consumer.name).encode()
         reply = f"{self._prefix}.{self._requests}".encode()
         operation = publish_operation(subject, reply, b"", encode_request(request))
@@ -358,6 +377,7 @@ class OrderedQueue:
         if pin and pin != self._pin:
             self._pin = pin
             self._begin_anew()
+        self._heard_at = asyncio.get_running_loop().time()
         delivery = self._decode(self._consumer, (subject, reply, block, payload))
         self._arrive(delivery)
         self._left -= 1
@@ -488,7 +508,24 @@ class OrderedQueue:
         if self._book.lent:
             self._idle_soon()
         else:
-            self._let_go()
+            self._spawn(self.leave())
+
+    async def _gather(self) -> None:
+        """Until nothing follows what the server is sending: of what it sends when there is no
+        interest nobody hears, and it has cost an attempt."""
+        now = asyncio.get_running_loop().time
+        until = now() + LEAVES_WITHIN
+        while self._leaving and self._is_asked and self._wire.connected:
+            quiet_at = min(self._heard_at + QUIET, until)
+            if now() >= quiet_at:
+                return
+            await asyncio.sleep(quiet_at - now())
+
+    @property
+    def _is_asked(self) -> bool:
+        """A request is at the server, whoever waits for its end."""
+        ended = self._ended
+        return ended is not None and (ended.cancelled() or not ended.done())
 
     def _let_go(self) -> None:
         """Nobody receives here: others may."""
@@ -505,4 +542,4 @@ class OrderedQueue:
                 [unpin(self._consumer.stream, self._consumer.name, self._consumer.group)]
             )
             self._pin = ""
-        self._survey.needed = True
+        self._survey.rest()

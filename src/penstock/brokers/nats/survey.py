@@ -63,6 +63,13 @@ class Survey:
         self._book.doubt_lent()
         self.needed = True
 
+    def rest(self) -> None:
+        """Nobody receives: what others have is found out when somebody does."""
+        self.needed = True
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.cancel()
+
     def begin(self) -> None:
         """Ask, unless that is being done."""
         if self._asking is None and not self._closed:
@@ -71,8 +78,7 @@ class Survey:
 
     def close(self) -> None:
         self._closed = True
-        if self._asking is not None:
-            self._asking.cancel()
+        self.rest()
 
     async def _ask_until_known(self) -> None:
         try:
@@ -88,7 +94,8 @@ class Survey:
             self._on_failure(error)
         finally:
             # Now, and not a turn of the loop later: what comes meanwhile may need another survey.
-            self._asking = None
+            if self._asking is asyncio.current_task():
+                self._asking = None
             self._on_news()
 
     async def _ask(self) -> None:

@@ -6,7 +6,15 @@ import re
 
 import pytest
 
-from penstock import DeadLetterPolicy, Draft, PreciseTime, PubSub, PushDelivery, Receipt
+from penstock import (
+    DeadLetterPolicy,
+    Draft,
+    FlowControl,
+    PreciseTime,
+    PubSub,
+    PushDelivery,
+    Receipt,
+)
 from penstock.brokers.nats import catalogue
 from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.errors import (
@@ -417,7 +425,14 @@ async def test_what_was_acked_out_of_turn_comes_back_with_a_snapshot(server):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"message_ordering": True}, {"enable_exactly_once_delivery": True}]
+    "options",
+    [
+        {},
+        {"message_ordering": True},
+        {"enable_exactly_once_delivery": True},
+        {"push": PushDelivery(subject="deliver.left")},
+    ],
+    ids=lambda options: next(iter(options), "plain"),
 )
 def test_a_handler_that_wants_the_program_to_end_keeps_nothing_from_the_next_one(server, options):
     name = "left-" + "-".join(options)
@@ -448,6 +463,59 @@ def test_a_handler_that_wants_the_program_to_end_keeps_nothing_from_the_next_one
     with pytest.raises(SystemExit):
         run_real(program())
     run_real(next_program())
+
+
+@pytest.mark.parametrize("window", [2, 100])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"message_ordering": True},
+        {"enable_exactly_once_delivery": True},
+        {"push": PushDelivery(subject="deliver.closed")},
+    ],
+    ids=lambda options: next(iter(options), "plain"),
+)
+async def test_what_closing_gives_back_is_not_sent_to_who_closes(server, options, window):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("closed").create()
+        try:
+            sub = topic.subscription("closed-sub", ack_deadline=600, **options)
+            await sub.create()
+            sub.set_options(flow_control=FlowControl(max_messages=window))
+            for at in range(6):
+                await topic.publish_message(b"%d" % at, ordering_key=f"k{at}")
+            handling = []
+
+            async def handle(message):
+                handling.append(message)
+                await asyncio.Event().wait()
+
+            sub.on("message", handle)
+            sub.open()
+            await eventually(lambda: len(handling) == min(window, 6))
+            broker = await pubsub.broker()
+            sent_before_closing = await sent(broker, "closed-sub")
+            await sub.close(timeout=0)
+            await asyncio.sleep(0.2)
+            assert await sent(broker, "closed-sub") == sent_before_closing
+            async with PubSub(server.url) as elsewhere:
+                another = elsewhere.subscription("closed-sub")
+                seen = set()
+                async with asyncio.timeout(10):
+                    async for message in another:
+                        seen.add(message.data)
+                        message.ack()
+                        if len(seen) == 6:
+                            break
+        finally:
+            await topic.delete()
+
+
+async def sent(broker, subscription):
+    """How many deliveries the server has made."""
+    info = await broker._catalogue.consumer_info(subscription)
+    return info["delivered"]["consumer_seq"]
 
 
 async def test_who_waits_for_messages_hears_of_a_new_filter_before_the_next_one(

@@ -45,6 +45,9 @@ class Server:
         self.given_back = []
         self.renewed = []
         self.unpinned = []
+        self.left_at = []
+        self.heard_all = 0
+        self.questions = 0
         self.answered = None
         self.silent = None
         self.headers = b""
@@ -66,7 +69,7 @@ class Server:
 
     def subscribe(self, subject, sink):
         self._sink = sink
-        return lambda: None
+        return lambda: self.left_at.append(asyncio.get_running_loop().time())
 
     async def write(self, parts):
         for part in parts:
@@ -130,10 +133,14 @@ class Server:
             await self.silent
         return 0.0
 
+    async def hear_all(self):
+        self.heard_all += 1
+
     def look_again_at(self, consumer):
         self.looked_at.append(consumer)
 
     async def info(self, _consumer):
+        self.questions += 1
         if self.answered is not None:
             await self.answered
         return {
@@ -593,3 +600,110 @@ async def test_who_waits_in_vain_looks_whether_the_subscription_was_changed():
     assert await receiver.pull(3) == []
     assert server.looked_at == [CONSUMER]
     receiver.queue.close()
+
+
+async def test_what_is_given_back_after_leaving_comes_to_nobody_here():
+    async with receiving() as (server, receiver):
+        await receiver.queue.leave()
+        assert len(server.left_at) == 1 and server.heard_all == 1
+        assert receiver.given_back == [2, 3]
+        asked = server.requests
+        receiver.nack(server, 1)
+        await asyncio.sleep(60)
+        assert server.requests == asked
+
+
+@pytest.mark.parametrize("how", ["lent", "nacked"])
+async def test_whoever_leaves_takes_what_is_under_way_along(how):
+    """Without interest, what the server is sending would reach nobody, and be lent all the same."""
+    async with receiving(window=1000, messages=3) as (server, receiver):
+        await asyncio.sleep(0.1)  # A request waits, and nothing comes.
+        if how == "nacked":
+            server.answers = False
+            receiver.nack(server, 1)
+        else:
+            server.lend(4)
+        leaving = asyncio.ensure_future(receiver.queue.leave())
+        await asyncio.sleep(0.04)
+        assert not server.left_at
+        server.lend(5)
+        await asyncio.sleep(0.04)
+        assert not server.left_at
+        await leaving
+        assert len(server.left_at) == 1
+        assert receiver.given_back == ([2, 3, 5] if how == "nacked" else [2, 3, 4, 5])
+
+
+async def test_whoever_leaves_waits_no_longer_than_a_moment_for_what_never_stops():
+    async with receiving(window=1000, messages=1) as (server, receiver):
+        began = asyncio.get_running_loop().time()
+        leaving = asyncio.ensure_future(receiver.queue.leave())
+        for sequence in range(2, 60):
+            server.lend(sequence)
+            await asyncio.sleep(0.04)
+        await leaving
+        assert server.left_at == [began + 1]
+
+
+async def test_a_request_that_somebody_cancelled_is_still_at_the_server():
+    """As `asyncio.run` does with every task when a program ends."""
+    async with receiving(window=1000, messages=1) as (server, receiver):
+        began = asyncio.get_running_loop().time()
+        server.lend(2)
+        receiver.queue._fetching.cancel()
+        await settled()
+        await receiver.queue.leave()
+        assert server.left_at == [pytest.approx(began + 0.05)]
+
+
+async def test_where_nothing_was_asked_for_nothing_is_waited_for():
+    async with receiving(window=1000, messages=1) as (server, receiver):
+        began = asyncio.get_running_loop().time()
+        server.refuse(b"408 Request Timeout")
+        receiver.queue.settled(1, b"+ACK")
+        server.answers = False
+        await asyncio.sleep(0)
+        receiver.queue._end((0, ""))
+        await receiver.queue.leave()
+        assert server.left_at == [began]
+
+
+async def test_whoever_pulls_keeps_what_another_leaves():
+    async with receiving(window=1000, messages=3) as (server, receiver):
+        pull = asyncio.ensure_future(receiver.pull(5))
+        await settled()
+        await receiver.queue.leave()
+        assert not server.left_at and not pull.done()
+        receiver.queue.settled(1, b"+ACK")
+        assert await pull == [2]
+        leaving = asyncio.ensure_future(receiver.queue.leave())
+        await settled()
+        receiver.queue.settled(2, b"+ACK")
+        assert await receiver.pull(5) == [3]
+        await leaving
+        assert not server.left_at
+
+
+async def test_leaving_that_is_cancelled_leaves_at_once():
+    async with receiving(window=1000, messages=3) as (server, receiver):
+        began = asyncio.get_running_loop().time()
+        leaving = asyncio.ensure_future(receiver.queue.leave())
+        await settled()
+        leaving.cancel()
+        await settled()
+        assert server.left_at == [began] and receiver.given_back == [2, 3]
+
+
+async def test_whoever_comes_back_asks_anew_who_has_what():
+    """Also if somebody was asking when it left: what was true then need not be now."""
+    async with receiving() as (server, receiver):
+        server.answered = asyncio.get_running_loop().create_future()
+        receiver.nack(server, 1, 60)
+        await settled()
+        await receiver.queue.leave()
+        server.answered = None
+        asked = server.questions
+        await asyncio.sleep(30)
+        assert server.questions == asked
+        assert await receiver.pull(0.3) == []
+        assert server.questions > asked

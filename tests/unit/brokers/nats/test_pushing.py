@@ -33,6 +33,11 @@ class Wire:
 
     def __init__(self):
         self.listening, self.renewed, self.given_back, self.told = [], [], [], []
+        self.heard_all = 0
+
+    async def hear_all(self):
+        assert not self.listening
+        self.heard_all += 1
 
     async def until_connected(self, within):
         pass
@@ -253,3 +258,22 @@ async def test_headers_count_as_well(wire):
         wire.sink(b"orders", ack_id(sequence).encode(), bytes(600), bytes(400))
     assert len(await inbox.pull(10, 2000, 0)) == 2
     inbox.close()
+
+
+async def test_whoever_leaves_is_pushed_nothing_that_it_gives_back_then(wire, inbox):
+    pull = asyncio.ensure_future(inbox.pull(1, 1000, 5))
+    await settled()
+    await inbox.leave()
+    assert wire.listening and not wire.heard_all, "somebody pulls"
+    wire.push(1, 2)
+    assert len(await pull) == 1
+    await inbox.leave()
+    assert not wire.listening and wire.heard_all == 1
+    assert wire.given_back == [ack_id(2)]
+    await inbox.leave()
+    assert wire.heard_all == 1
+    pull = asyncio.ensure_future(inbox.pull(1, 1000, 5))
+    await settled()
+    assert wire.listening
+    wire.push(2)
+    assert len(await pull) == 1

@@ -375,3 +375,27 @@ async def test_nothing_comes_for_what_has_ended_when_the_connection_is_lost(when
     if when == "after":
         wire.lost()
     assert not wire._sinks
+
+
+class Silent(SteadyClient):
+    """Connected to somebody who says nothing."""
+
+    is_connected, is_closed = True, False
+
+    def send(self, data):
+        pass
+
+
+async def test_who_would_hear_all_that_was_sent_waits_for_no_more_than_a_second():
+    loop = asyncio.get_running_loop()
+    wire = Wire(Silent())
+    began = loop.time()
+    await wire.hear_all()
+    assert loop.time() - began == 1.0
+    lost = asyncio.ensure_future(wire.hear_all())
+    await asyncio.sleep(0.5)
+    wire.lost()
+    await lost
+    assert loop.time() - began == 1.5
+    await Wire(Away()).hear_all()
+    assert loop.time() - began == 1.5

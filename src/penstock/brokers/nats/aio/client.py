@@ -39,7 +39,8 @@ _PING, _PONG = b"PING\r\n", b"PONG\r\n"
 _RECEIVE = 64 * 1024
 _RECEIVE_LARGE = 512 * 1024
 _LARGE = 4096
-# Whoever cancels all tasks is about to end; if not, we go on after this many seconds.
+# Whoever cancels all tasks is about to end; if not, or if closing takes longer, we go on after this
+# many seconds.
 _SOON = 0.05
 _INSIDES = (
     "options", "_ps", "_transport", "_sid", "_subs", "_remove_sub", "_pongs", "_pings_outstanding",
@@ -139,6 +140,8 @@ class SteadyClient(nats.aio.client.Client):
         super().__init__()
         self._leaving: list[bytes] = []
         self._out: asyncio.WriteTransport | None = None
+        self._shortcut: Shortcut | None = None
+        self._is_parsing = False
         self.feed: Callable[[bytes], bytes] = lambda data: data
         """Takes what it can of data that has just come; returns what is for the read loop."""
 
@@ -241,6 +244,7 @@ class SteadyClient(nats.aio.client.Client):
     async def _process_connect_init(self) -> None:
         await super()._process_connect_init()
         self._out = self.io._io_writer.transport  # type: ignore[attr-defined]
+        self._shortcut, self._is_parsing = None, False
         for task in self._loops():
             task.add_done_callback(lambda _: self._go_on_soon())
 
@@ -252,21 +256,22 @@ class SteadyClient(nats.aio.client.Client):
     async def _read_loop(self) -> None:
         # Not the transport, which is another connection's after the next reconnect.
         reader, writer = self.io._io_reader, self.io._io_writer  # type: ignore[attr-defined]
-        shortcut: Shortcut | None = None
         try:
             while self._is_reading() and not (self.is_closed or self.is_reconnecting):
                 data = await reader.read(_RECEIVE)
                 if not data:
                     raise nats.errors.UnexpectedEOF
-                if shortcut is None and len(data) < _RECEIVE:
+                if self._shortcut is None and len(data) < _RECEIVE:
                     # Nothing is left in the reader: what comes from here on may be taken before it.
                     parser = cast("LeanParser", self._ps)
-                    shortcut = Shortcut(
+                    self._shortcut = Shortcut(
                         reader, writer.transport, self._feed, parser, left=len(data)
                     )
+                self._is_parsing = True
                 await self._ps.parse(data)
-                if shortcut is not None:
-                    shortcut.left -= len(data)
+                self._is_parsing = False
+                if self._shortcut is not None:
+                    self._shortcut.left -= len(data)
         except Exception as error:
             if not isinstance(error, OSError | nats.errors.Error):
                 _log.error("Reading from the NATS server failed", exc_info=error)
@@ -278,6 +283,18 @@ class SteadyClient(nats.aio.client.Client):
     def _feed(self, data: bytes) -> bytes:
         """What is for the read loop of data that has just come."""
         return self.feed(data) if self._status == self.CONNECTED else data
+
+    def _begin_again(self) -> None:
+        """Loops were cancelled while they waited, and what has come since waits for them."""
+        for name, work in (
+            ("_reading_task", self._read_loop),
+            ("_ping_interval_task", self._ping_interval),
+        ):
+            if getattr(self, name).done():
+                # Owned by nats-py: closing and connecting anew end it.
+                task = asyncio.get_running_loop().create_task(work())
+                task.add_done_callback(lambda _: self._go_on_soon())
+                setattr(self, name, task)
 
     def _is_reading(self) -> bool:
         """The current task is the one that reads."""
@@ -305,13 +322,17 @@ class SteadyClient(nats.aio.client.Client):
         asyncio.get_running_loop().call_later(_SOON, self._go_on)
 
     def _go_on(self) -> None:
-        """Connect anew, unless that is being done or nobody wants it."""
+        """Go on reading, or connect anew, unless that is being done or nobody wants it."""
         connecting = self._reconnection_task
         if self.is_closed or not self.options.get("allow_reconnect"):
             return
         if connecting is not None and not connecting.done():
             return
-        if self.is_connected and not any(task.done() for task in self._loops()):
+        ended = [task for task in self._loops() if task.done()]
+        if self.is_connected and not ended:
+            return
+        if self.is_connected and not self._is_parsing and all(task.cancelled() for task in ended):
+            self._begin_again()
             return
         self._status = self.RECONNECTING
         self._ps.reset()

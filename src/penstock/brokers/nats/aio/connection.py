@@ -137,6 +137,7 @@ class Connection:
         return await self.wire.ping()
 
     async def close(self) -> None:
+        await self.wire.hear_all()
         if not self.wire.closed:
             self.wire.closed = True
             self.wire.running.end()

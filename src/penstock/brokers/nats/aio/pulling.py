@@ -12,6 +12,7 @@ from functools import lru_cache
 from penstock.brokers.nats.aio.allowance import Allowance
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.inbox import QUIET, HandOver, Inbox
+from penstock.brokers.nats.aio.wire import LEAVES_WITHIN
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied, no_answer, odd_status
 from penstock.brokers.nats.protocol.headers import (
@@ -329,9 +330,7 @@ class Pulling:
             if not leaving.inboxes:
                 self._let_nobody_join(subject, leaving)
                 self.give_back(leaving.replies)
-        with suppress(PenstockError, TimeoutError):
-            async with asyncio.timeout(_LEAVES_WITHIN):
-                await self._wire.ping()
+        await self._wire.hear_all()
 
     def _let_nobody_join(self, subject: bytes, leaving: _Leaving) -> None:
         """Those who come all the time must not keep it from what came for the first."""
@@ -342,7 +341,7 @@ class Pulling:
         """Until nothing follows what the server is sending: of what it sends when there is no
         interest nobody hears, and it has cost an attempt."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + _LEAVES_WITHIN
+        until = loop.time() + LEAVES_WITHIN
         while inbox.is_being_answered and self._wire.connected and loop.time() < until:
             came = inbox.came
             await asyncio.wait([inbox.gather()], timeout=QUIET)
@@ -387,8 +386,6 @@ _ASK_AGAIN_AFTER = 0.25
 # Of a consumer with such a limit, requests side by side are to leave room for each other; and what
 # has come for one is handed over when nothing followed for so long.
 _SIDE_BY_SIDE = 5
-# So long, twice at the most, a request that nobody waits for may take to end.
-_LEAVES_WITHIN = 1.0
 # So often the server says of a plain request that it still has it.
 _SIGN_OF_LIFE = 5.0
 # After so many, half of the ack deadline has passed, and what comes is left to who gets it next.

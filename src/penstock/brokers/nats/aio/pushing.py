@@ -85,6 +85,14 @@ class PushInbox:
         """The same one, configured anew; what is here and lent stays so."""
         self._consumer = consumer
 
+    async def leave(self) -> None:
+        """Give back what nobody pulled, and have nothing pushed before somebody pulls again. Until
+        that is so: what is given back next must not come here."""
+        if self._pulls or self._unsubscribe is None:
+            return
+        self._leave()
+        await self._wire.hear_all()
+
     def close(self) -> None:
         """Give back what nobody pulled; nobody waits for more."""
         self._ended = True

@@ -23,7 +23,8 @@ from penstock.errors import ClosedError, PenstockError, UnavailableError
 
 # Bytes that are written before waiting for the socket to take them.
 WRITE_CHUNK = 512 * 1024
-_LINGER = 5.0
+# So long, twice at the most, leaving may take.
+LEAVES_WITHIN = 1.0
 # So many operations are no batch, and not worth a call to the system.
 _FEW = 8
 # Timers may ring a moment early.
@@ -237,6 +238,13 @@ class Wire:
         finally:
             self._pings.discard(pong)
         return loop.time() - began
+
+    async def hear_all(self) -> None:
+        """Until all that the server had sent has come, and what is nobody's was given back; not for
+        long, and without a word where there is nobody to hear."""
+        with suppress(PenstockError, TimeoutError):
+            async with asyncio.timeout(LEAVES_WITHIN):
+                await self.ping()
 
     # The end of a connection.
 
