@@ -109,7 +109,9 @@ class NatsBroker:
         self._mover = DeadLetterMover(
             connection, self._catalogue, self._pulling, self.log, self._failing.move
         )
-        kept = Snapshots(connection, self._catalogue, self.log, self._publishing, clock)
+        kept = Snapshots(
+            connection, self._catalogue, self.log, self._publishing, self._pulling, clock
+        )
         self.admin = NatsAdmin(
             connection, self._catalogue, self.log, self._mover, self._releases, kept, clock
         )

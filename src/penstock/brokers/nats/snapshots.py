@@ -17,6 +17,7 @@ import msgspec
 from penstock.broker import SnapshotStatus
 from penstock.brokers.nats.aio.connection import Connection
 from penstock.brokers.nats.aio.publishing import Publishing
+from penstock.brokers.nats.aio.pulling import Pulling
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.configuration import topic_config
@@ -27,11 +28,14 @@ from penstock.clock import NS, Clock, PreciseTime
 from penstock.config import DAY, check_name
 from penstock.errors import (
     AlreadyExistsError,
+    DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    PermissionDeniedError,
     SnapshotNotFoundError,
     TopicNotFoundError,
+    UnavailableError,
 )
 from penstock.message import Draft, Expect, PublishFault
 
@@ -65,18 +69,24 @@ class Snapshots:
         catalogue: Catalogue,
         log: NatsLog,
         publishing: Publishing,
+        pulling: Pulling,
         clock: Clock,
     ) -> None:
         self._connection = connection
         self._catalogue = catalogue
         self._log = log
         self._publishing = publishing
+        self._pulling = pulling
         self._clock = clock
 
     async def create(self, snapshot: str, subscription: str) -> None:
         check_name("Snapshot", snapshot)
         info = await self._catalogue.consumer_info(subscription)
         consumer = consumer_of(info)
+        # Where that cannot be had, acks that were not counted yet come again, as others may.
+        with suppress(UnavailableError, DeadlineExceededError, PermissionDeniedError):
+            await self._pulling.acks_are_counted(consumer)
+            info = await self._catalogue.info(consumer)
         topic = consumer.config.topic
         stream = await self._catalogue.stream_info(topic)
         if topic_config(stream).work_queue:

@@ -83,8 +83,6 @@ class Replaying:
         # Nothing is said about the order of messages without a key.
         [first, second] = sorted(await scene.pull(sub, 2), key=lambda d: d.record.data)
         await scene.settle(sub, first, Verb.ACK)
-        if scene.broker.capabilities.backlog:
-            await scene.backlog_becomes(sub, 1)
         snapshot = scene.name("snapshot")
         await sub.create_snapshot(snapshot)
         admin = scene.broker.admin

@@ -424,6 +424,22 @@ async def test_what_was_acked_out_of_turn_comes_back_with_a_snapshot(server):
         await pubsub.delete_snapshot("out-of-turn-snapshot")
 
 
+async def test_a_snapshot_knows_of_acks_that_were_sent_a_moment_before(server):
+    async with PubSub(server.url) as pubsub:
+        topic = await pubsub.topic("just-acked").create()
+        sub = await topic.subscription("just-acked-sub").create()
+        broker = await pubsub.broker()
+        for number in range(20):
+            await broker.publish(topic.name, [Draft(b"x")] * 10)
+            lent = await broker.pull(sub.name, max_messages=10, max_bytes=1000, wait=5)
+            await broker.settle(sub.name, [Settlement(d.ack_id, Verb.ACK) for d in lent])
+            await sub.create_snapshot(f"just-acked-{number}")
+            await sub.seek(f"just-acked-{number}")
+            assert (await sub.describe()).backlog == 0
+            await pubsub.delete_snapshot(f"just-acked-{number}")
+        await topic.delete()
+
+
 @pytest.mark.parametrize(
     "options",
     [
