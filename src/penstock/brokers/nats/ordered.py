@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
-from penstock.brokers.nats.aio.inbox import QUIET
 from penstock.brokers.nats.aio.pulling import Pulling, ended_by
-from penstock.brokers.nats.aio.wire import LEAVES_WITHIN, Wire
+from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.catalogue import Catalogue
 from penstock.brokers.nats.keeping import Keeping
 from penstock.brokers.nats.key_book import KeyBook
@@ -31,16 +29,16 @@ from penstock.brokers.nats.loans import ROUNDED_BY, written_before
 from penstock.brokers.nats.log import NatsLog
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied
-from penstock.brokers.nats.protocol.headers import pin_of, status_of
+from penstock.brokers.nats.protocol.headers import pin_of
 from penstock.brokers.nats.protocol.records import Raw
 from penstock.brokers.nats.protocol.requests import (
-    encode_request,
     nak,
     nak_delay,
     next_message,
     publish_operation,
     unpin,
 )
+from penstock.brokers.nats.requesting import Requests
 from penstock.brokers.nats.returns import EXTRA, Returns
 from penstock.brokers.nats.survey import Survey
 from penstock.clock import NS
@@ -92,12 +90,12 @@ class OrderedQueue:
             on_news=self._changed,
             on_failure=self._fail,
         )
-        self._prefix = f"{pulling.inbox_prefix}.{secrets.token_hex(8)}"
-        self._unsubscribe: Callable[[], None] | None = None
-        self._requests = 0
-        self._left = 0
-        self._status = (0, "")
-        self._ended: asyncio.Future[None] | None = None
+        self._requests = Requests(
+            wire,
+            pulling.inbox_prefix,
+            on_delivery=self._receive,
+            on_end=self._keeping.answered,
+        )
         self._pin = ""
         self._asked = (1, 0)
         self._returns = Returns(self._book)
@@ -108,7 +106,6 @@ class OrderedQueue:
         self._fetching: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._renewing: asyncio.TimerHandle | None = None
-        self._heard_at = 0.0
         self._leaving = False
         self._closed = False
         self._lender = ""
@@ -177,9 +174,9 @@ class OrderedQueue:
             due = asyncio.get_running_loop().time() + nak_delay(answer)
             self._book.given_back(sequence, due)
             self._returns.expected()
-            self._heard_at = asyncio.get_running_loop().time()  # It may come at once.
+            self._requests.heard()  # It may come at once.
         self._changed()
-        if self._book.waits and self._unsubscribe is not None:
+        if self._book.waits and self._requests.listening:
             self._survey.begin()
 
     def reconfigure(self, consumer: Consumer) -> None:
@@ -189,11 +186,11 @@ class OrderedQueue:
     async def leave(self) -> None:
         """Give back what nobody took, and have nothing sent before somebody pulls again. Until
         that is so: what is given back next must not come here."""
-        if self._pulls or self._unsubscribe is None:
+        if self._pulls or not self._requests.listening:
             return
         self._leaving = True
         try:
-            await self._gather()
+            await self._requests.gather(lambda: self._leaving)
         finally:
             if self._leaving:
                 self._let_go()
@@ -251,7 +248,7 @@ class OrderedQueue:
         """Have a request at the server for as long as somebody receives and there is room."""
         await self._wire.until_connected()
         self._heed_restart()
-        self._subscribe()
+        self._requests.listen()
         if self._survey.needed:
             self._begin_anew()
         now = asyncio.get_running_loop().time
@@ -309,13 +306,7 @@ class OrderedQueue:
         if operations:
             self._wire.post(operations)
 
-    def _subscribe(self) -> None:
-        if self._unsubscribe is None:
-            self._unsubscribe = self._wire.subscribe(f"{self._prefix}.*", self._receive)
-
     async def _request(self, batch: int, max_bytes: int, *, has_turn: bool = False) -> None:
-        self._requests += 1
-        loop = asyncio.get_running_loop()
         expires = min(_EXPIRES, self._consumer.config.ack_deadline / _SHARE)
         if has_turn:
             expires = min(expires, _TURN)
@@ -332,22 +323,13 @@ class OrderedQueue:
             size = request["max_bytes"] = min(max_bytes, allowance.share(batch))
         elif not (has_turn or allowance.is_plenty):
             size = request["max_bytes"] = allowance.share(1)
-        self._left, self._status = batch, (0, "")
         self._returns.asking()
-        self._keeping.asking(loop.time())
-        self._ended = loop.create_future()
-        self._heard_at = loop.time()
-        subject = next_message(self._consumer.stream, self._consumer.name).encode()
-        reply = f"{self._prefix}.{self._requests}".encode()
-        operation = publish_operation(subject, reply, b"", encode_request(request))
+        self._keeping.asking(asyncio.get_running_loop().time())
+        subject = next_message(self._consumer.stream, self._consumer.name)
         with allowance.asking(size):
-            await self._wire.write([operation])
-            if not self._ended.done():
-                self._keeping.asked()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(expires + self._wire.timeout):
-                    await self._ended
-        code, text = self._status
+            code, text = await self._requests.send(
+                subject, request, batch, expires, on_written=self._keeping.asked
+            )
         if code == _WRONG_PIN:
             self._lose_pin()
         elif "Exceeds MaxBytes" in text:
@@ -361,28 +343,16 @@ class OrderedQueue:
                 # It waited: a new filter is heard of before the next message comes.
                 self._catalogue.look_again_at(self._consumer)
 
-    def _receive(self, subject: bytes, reply: bytes, block: bytes, payload: bytes) -> None:
-        if block and not payload and not reply:
-            status = status_of(block)
-            if status[0]:
-                if subject == f"{self._prefix}.{self._requests}".encode():
-                    self._end(status)
-                return
-        if not reply.startswith(b"$JS.ACK."):
-            return
-        if self._unsubscribe is None:
+    def _receive(self, raw: Raw) -> None:
+        _, reply, block, _ = raw
+        if not self._requests.listening:
             self._pulling.give_back([reply])  # It came after we had let go.
             return
         pin = pin_of(block) if self._consumer.group else ""
         if pin and pin != self._pin:
             self._pin = pin
             self._begin_anew()
-        self._heard_at = asyncio.get_running_loop().time()
-        delivery = self._decode(self._consumer, (subject, reply, block, payload))
-        self._arrive(delivery)
-        self._left -= 1
-        if not self._left:
-            self._end((0, ""))
+        self._arrive(self._decode(self._consumer, raw))
         if self._book.ready:
             self._changed()
 
@@ -398,20 +368,11 @@ class OrderedQueue:
         self._book.arrive(delivery)
         self._renew_soon()
 
-    def _end(self, status: tuple[int, str]) -> None:
-        self._keeping.answered()
-        if self._ended is not None and not self._ended.done():
-            self._status = status
-            self._ended.set_result(None)
-
     def _on_loss(self) -> None:
         """What was sent to us and not read is nobody's for a while: it has to be found out."""
         self._unwritten |= self._keeping.came_since(written_before(self._wire.running))
         self._begin_anew()
-        self._keeping.answered()
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(self._wire.loss())
-            self._ended.exception()
+        self._requests.lost()
 
     # Who has what.
 
@@ -453,7 +414,7 @@ class OrderedQueue:
     def _begin_anew(self) -> None:
         """Find out who has what, now or as soon as there is somebody to ask."""
         self._survey.halt()
-        if self._wire.connected and self._unsubscribe is not None:
+        if self._wire.connected and self._requests.listening:
             self._survey.begin()
 
     def _fail(self, error: PenstockError) -> None:
@@ -510,31 +471,11 @@ class OrderedQueue:
         else:
             self._spawn(self.leave())
 
-    async def _gather(self) -> None:
-        """Until nothing follows what the server is sending: of what it sends when there is no
-        interest nobody hears, and it has cost an attempt."""
-        now = asyncio.get_running_loop().time
-        until = now() + LEAVES_WITHIN
-        while self._leaving and self._is_asked and self._wire.connected:
-            quiet_at = min(self._heard_at + QUIET, until)
-            if now() >= quiet_at:
-                return
-            await asyncio.sleep(quiet_at - now())
-
-    @property
-    def _is_asked(self) -> bool:
-        """A request is at the server, whoever waits for its end."""
-        ended = self._ended
-        return ended is not None and (ended.cancelled() or not ended.done())
-
     def _let_go(self) -> None:
         """Nobody receives here: others may."""
         if self._fetching is not None:
             self._fetching.cancel()
-        if self._unsubscribe is not None:
-            # Without our interest the server drops the request instead of answering it.
-            self._unsubscribe()
-            self._unsubscribe = None
+        self._requests.end_listening()
         self._keeping.answered()
         self._give_back_all()
         if self._pin:

@@ -663,7 +663,7 @@ async def test_where_nothing_was_asked_for_nothing_is_waited_for():
         receiver.queue.settled(1, b"+ACK")
         server.answers = False
         await asyncio.sleep(0)
-        receiver.queue._end((0, ""))
+        receiver.queue._requests._end((0, ""))
         await receiver.queue.leave()
         assert server.left_at == [began]
 
