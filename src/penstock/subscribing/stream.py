@@ -182,10 +182,16 @@ class MessageStream:
 
     async def _end(self) -> CloseReport:
         self._adjust_pullers()
-        if self._retired:
-            await asyncio.wait(self._retired, timeout=_PULL_ENDS_WITHIN)
-        await self._leave()
-        report = await self._closing.run()
+        report = None
+        while report is None:
+            try:
+                if self._retired:
+                    await asyncio.wait(self._retired, timeout=_PULL_ENDS_WITHIN)
+                await self._leave()
+                report = await self._closing.run()
+            except asyncio.CancelledError:
+                # Whoever cancels all tasks is in a hurry; what is in hand goes back all the same.
+                self._closing.hurry(0)
         if self._started:
             self._running.discard(self)
             self.source.events.emit("close")

@@ -509,3 +509,27 @@ async def test_what_is_taken_from_its_handler_comes_back_at_once_whatever_the_re
             message.ack()
             break
         assert now() == began
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_whoever_cancels_all_tasks_while_it_closes_leaves_what_is_in_hand_to_others(times):
+    """As `asyncio.run` does when the program is interrupted while it waits for its handlers."""
+    async with orders() as (topic, sub):
+
+        async def handle(message):
+            await asyncio.sleep(1000)
+
+        closed = []
+        sub.on("message", handle)
+        sub.on("close", lambda: closed.append(now()))
+        sub.open()
+        await publish(topic, 3)
+        await settled()
+        closing = asyncio.ensure_future(sub.close())
+        for _ in range(times):
+            await asyncio.sleep(1)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+        await settled()
+        assert closing.cancelled() and closed == [1]
+        assert (await sub.describe()).leased == 0

@@ -458,10 +458,12 @@ class NatsBroker:
         await self._mover.close()
         await self._catalogue.close()
         ahead: list[OrderedQueue | PushInbox] = [*self._ordered.values(), *self._pushed.values()]
-        await asyncio.gather(*(one.leave() for one in ahead))
-        for one in ahead:
-            one.close()
-        await self._connection.close()
+        try:
+            await asyncio.gather(*(one.leave() for one in ahead))
+        finally:
+            for one in ahead:
+                one.close()
+            await self._connection.close()
 
     def _remember(self, consumer: Consumer, deliveries: list[Delivery]) -> None:
         """Only where answers need more than the ack id says."""

@@ -162,6 +162,11 @@ class KeyBook:
             if self._turns.get(key) == sequence:
                 del self._turns[key]
 
+    def doubt_returning(self) -> None:
+        """What we gave back may have gone to somebody else: as `doubt_lent`."""
+        self.suspects.update(s for s in self.returning if s in self._keys)
+        self.returning.clear()
+
     def doubt_here(self, sequences: Iterable[int] | None = None) -> None:
         """What is here, or these of it, may have gone to somebody else: as `doubt_lent`."""
         for sequence in (*self._held, *self._ready) if sequences is None else sequences:

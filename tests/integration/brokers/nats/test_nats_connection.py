@@ -213,6 +213,32 @@ async def test_a_reconnect_that_meets_something_else_is_tried_again(server, gree
         assert not said
 
 
+async def test_a_reconnect_that_is_cancelled_at_its_very_end_is_made_again(server, monkeypatch):
+    """It says that it is connected before those who wait have been told."""
+    async with behind_proxy(server) as (proxy, pubsub):
+        topic = pubsub.topic("cancelled-reconnect")
+        if not await topic.exists():
+            await topic.create()
+        broker = await pubsub.broker()
+        client = client_of(broker)
+        flushing = asyncio.Event()
+
+        async def never_ends():
+            flushing.set()
+            await asyncio.sleep(60)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "flush", never_ends)
+            proxy.cut()
+            await flushing.wait()
+            assert client.is_connected
+            for task in (client._reconnection_task, *client._loops()):
+                task.cancel()
+        await eventually(lambda: reconnects(broker) == 2 and client._is_complete, within=10)
+        await publish_when_connected(topic)
+        assert await broker.ping() < 60
+
+
 async def test_a_connect_that_is_cancelled_leaves_no_connection_behind(server):
     async with faulty_proxy("127.0.0.1", server.port) as proxy:
         for turn in range(15):

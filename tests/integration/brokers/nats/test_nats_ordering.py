@@ -243,3 +243,50 @@ async def test_of_two_who_receive_one_is_served_and_the_other_takes_over(server)
         await eventually(lambda: len(seen) == 30, within=30)
         assert [n for _, n in seen] == list(range(30))
         assert seen[-1][0] == "second"
+
+
+async def test_what_was_given_back_before_says_nothing_of_what_another_has_now(server):
+    """One closes with five, another is done with them and closes while its handler has a sixth: the
+    next of that one's key is not for whoever opens again."""
+    async with PubSub(server.url) as one, PubSub(server.url) as other:
+        topic, _ = await make(one, "given-back", ack_deadline=60)
+        first = one.topic("given-back").subscription("given-back-sub")
+        in_hand, acked, may_end, has_sixth = [], [], asyncio.Event(), asyncio.Event()
+
+        async def keep(message):
+            in_hand.append(message)
+            await asyncio.Event().wait()
+
+        async def ack(message):
+            if message.ordering_key == "sixth":
+                has_sixth.set()
+                await may_end.wait()
+            acked.append(message.data)
+            message.ack()
+
+        first.on("message", keep)
+        first.open()
+        for number in range(5):
+            await topic.publish_message(b"%d" % number, ordering_key=f"key-{number}")
+        await eventually(lambda: len(in_hand) == 5)
+        await first.close(timeout=0)
+        second = other.topic("given-back").subscription("given-back-sub")
+        second.on("message", ack)
+        second.open()
+        await eventually(lambda: len(acked) == 5)
+        await topic.publish_message(b"5", ordering_key="sixth")
+        await has_sixth.wait()
+        closing = asyncio.ensure_future(second.close())
+        await asyncio.sleep(0.3)
+        await topic.publish_message(b"6", ordering_key="sixth")
+        again = one.topic("given-back").subscription("given-back-sub")
+        seen = []
+        again.on("message", lambda message: (seen.append(message.data), message.ack()))
+        again.open()
+        await asyncio.sleep(1)
+        assert seen == []
+        may_end.set()
+        await closing
+        await eventually(lambda: seen == [b"6"])
+        await again.close()
+        await topic.delete()

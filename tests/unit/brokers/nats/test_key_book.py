@@ -220,3 +220,17 @@ def test_what_is_lent_and_in_doubt_is_ours_to_settle_or_comes_back():
     book.given_back(3)
     book.arrive(delivery(3, "b", attempt=2))
     assert taken(book) == [3]
+
+
+def test_what_was_given_back_and_may_have_gone_to_others_says_nothing_of_what_they_have():
+    book = KeyBook()
+    for sequence in (1, 2, 3):
+        book.arrive(delivery(sequence, key=f"key-{sequence}"))
+    book.give_back_all()
+    assert book.ours().returning == {1, 2, 3}
+    book.doubt_returning()
+    assert book.ours().returning == set() and book.suspects == {1, 2, 3}
+    # Another has been done with them; three of other keys are with it now.
+    assert not book.is_all(3, book.ours())
+    book.compare(0, 0, book.ours())
+    assert not book.suspects and not book.waits

@@ -707,3 +707,42 @@ async def test_whoever_comes_back_asks_anew_who_has_what():
         assert server.questions == asked
         assert await receiver.pull(0.3) == []
         assert server.questions > asked
+
+
+async def test_what_went_back_to_make_room_waits_for_nothing_when_we_leave():
+    """There is room elsewhere; but what a handler wants to have later stays away."""
+    async with receiving(window=1) as (server, receiver):
+        assert await receiver.pull(100) == []
+        away = {*receiver.queue._out_of_the_way}
+        receiver.nack(server, 1, 600)
+        server.given_back.clear()
+        await receiver.queue.leave()
+        assert away and {*server.given_back} == away and 1 not in away
+
+
+@pytest.mark.parametrize("how", ["not served", "stood still"])
+async def test_what_went_back_to_make_room_may_be_anothers_by_now(how):
+    async with receiving(window=1) as (server, receiver):
+        assert await receiver.pull(100) == []
+        assert receiver.queue._out_of_the_way
+        server.answers = False
+        if how == "not served":
+            receiver.queue._lose_pin()
+        else:
+            receiver.queue._keeping.shorten(1000)
+        server.given_back.clear()
+        await receiver.queue.leave()
+        assert server.given_back == []
+
+
+async def test_what_we_gave_back_may_be_anothers_as_soon_as_another_was_served():
+    server = Server(messages=3)
+    server.headers = b"NATS/1.0\r\nNats-Pin-Id: us\r\n\r\n"
+    receiver = Receiver(server, consumer=PINNED, window=1)
+    assert await receiver.pull(5) == [1]
+    receiver.nack(server, 1, 600)
+    assert receiver.queue._book.returning
+    server.headers = b"NATS/1.0\r\nNats-Pin-Id: again us\r\n\r\n"
+    server.lend(3)
+    assert not receiver.queue._book.returning and 1 in receiver.queue._book.suspects
+    receiver.queue.close()

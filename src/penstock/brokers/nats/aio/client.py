@@ -47,7 +47,7 @@ _INSIDES = (
     "_status", "_server_info", "_reading_task", "_reconnection_task", "_process_msg",
     "_process_ping", "_process_pong", "_process_info", "_process_err", "_process_op_err",
     "_process_connect_init", "_read_loop", "_ping_interval", "_ping_interval_task",
-    "_attempt_reconnect", "_max_payload",
+    "_attempt_reconnect", "_reconnection_task_future", "_max_payload",
 )  # fmt: skip
 
 
@@ -140,6 +140,8 @@ class SteadyClient(nats.aio.client.Client):
         super().__init__()
         self._leaving: list[bytes] = []
         self._out: asyncio.WriteTransport | None = None
+        self._is_complete = True
+        """Connected, and all that belongs to it has been done."""
         self._shortcut: Shortcut | None = None
         self._is_parsing = False
         self.feed: Callable[[bytes], bytes] = lambda data: data
@@ -310,8 +312,11 @@ class SteadyClient(nats.aio.client.Client):
             self.ping_now()
 
     async def _attempt_reconnect(self) -> None:
+        self._is_complete = False
         try:
             await super()._attempt_reconnect()
+            # It waits for this one until whoever wants to know has been told of the connection.
+            self._is_complete = self._reconnection_task_future is None
         except Exception as error:
             # nats-py expects a server at the other end, and gives up on anything else.
             _log.warning("Connecting anew to the NATS server failed: %s", type(error).__name__)
@@ -329,11 +334,12 @@ class SteadyClient(nats.aio.client.Client):
         if connecting is not None and not connecting.done():
             return
         ended = [task for task in self._loops() if task.done()]
-        if self.is_connected and not ended:
-            return
-        if self.is_connected and not self._is_parsing and all(task.cancelled() for task in ended):
-            self._begin_again()
-            return
+        if self.is_connected and self._is_complete:
+            if not ended:
+                return
+            if not self._is_parsing and all(task.cancelled() for task in ended):
+                self._begin_again()
+                return
         self._status = self.RECONNECTING
         self._ps.reset()
         # Owned by nats-py: closing ends it.
