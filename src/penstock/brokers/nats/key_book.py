@@ -40,6 +40,8 @@ class KeyBook:
         self._settling: set[int] = set()
         self.returning: dict[int, float] = {}
         """What will come again, and from when on."""
+        self.out_of_the_way: dict[int, str] = {}
+        """Ack ids of those that are away for a while only to make room here."""
         self.suspects: set[int] = set()
         self.halted = False
         """No key's turn comes: who may go is being found out."""
@@ -86,6 +88,7 @@ class KeyBook:
         """It was delivered to us, perhaps again: an earlier delivery of it is stale."""
         sequence, key = delivery.record.sequence, delivery.record.ordering_key
         self.returning.pop(sequence, None)
+        self.out_of_the_way.pop(sequence, None)
         self.suspects.discard(sequence)
         self._lent.discard(sequence)
         self._settling.discard(sequence)
@@ -127,6 +130,7 @@ class KeyBook:
         for away in (self._lent, self._settling, self.suspects):
             away.discard(sequence)
         self.returning.pop(sequence, None)
+        self.out_of_the_way.pop(sequence, None)
         self._held.pop(sequence, None)
         self._ready.pop(sequence, None)
         key = self._keys.pop(sequence, None)
@@ -166,6 +170,7 @@ class KeyBook:
         """What we gave back may have gone to somebody else: as `doubt_lent`."""
         self.suspects.update(s for s in self.returning if s in self._keys)
         self.returning.clear()
+        self.out_of_the_way.clear()
 
     def doubt_here(self, sequences: Iterable[int] | None = None) -> None:
         """What is here, or these of it, may have gone to somebody else: as `doubt_lent`."""
@@ -231,8 +236,9 @@ class KeyBook:
         if not self._held:
             return None
         sequence = max(self._held)
-        self.returning[sequence] = due
-        return self._held.pop(sequence)
+        last = self._held.pop(sequence)
+        self.returning[sequence], self.out_of_the_way[sequence] = due, last.ack_id
+        return last
 
     @property
     def is_behind(self) -> bool:

@@ -99,8 +99,6 @@ class OrderedQueue:
         self._pin = ""
         self._asked = (1, 0)
         self._returns = Returns(self._book)
-        # By sequence, ack ids of what is away to make room here.
-        self._out_of_the_way: dict[int, bytes] = {}
         self._pulls = 0
         self._news = asyncio.Event()
         self._failure: PenstockError | None = None
@@ -299,7 +297,7 @@ class OrderedQueue:
             if last is None:
                 break
             messages, size = messages - 1, size - last.record.size
-            ack_id = self._out_of_the_way[last.record.sequence] = last.ack_id.encode()
+            ack_id = last.ack_id.encode()
             told = [*(o for o in self._pulling.giving_back([ack_id]) if o[0] != ack_id)]
             operations += [
                 publish_operation(to, b"", b"", what)
@@ -352,7 +350,7 @@ class OrderedQueue:
             return
         pin = pin_of(block) if self._consumer.group else ""
         if pin and pin != self._pin:
-            self._doubt_returning()
+            self._book.doubt_returning()
             self._pin = pin
             self._begin_anew()
         self._arrive(self._decode(self._consumer, raw))
@@ -362,7 +360,6 @@ class OrderedQueue:
     def _arrive(self, delivery: Delivery) -> None:
         now, deadline = asyncio.get_running_loop().time(), self._consumer.config.ack_deadline
         sequence = delivery.record.sequence
-        self._out_of_the_way.pop(sequence, None)
         if not self._keeping.arrived(sequence, now, deadline, first=not self._book.here):
             if not self._keeping.doubtful:
                 self._doubt()
@@ -419,14 +416,10 @@ class OrderedQueue:
         """Find out who has what, now or as soon as there is somebody to ask."""
         self._survey.halt()
         if not self._pin:
-            self._doubt_returning()
+            # Others may have been served, and have had what would have come back to us.
+            self._book.doubt_returning()
         if self._wire.connected and self._requests.listening:
             self._survey.begin()
-
-    def _doubt_returning(self) -> None:
-        """Others may have been served, and have had what would have come back to us."""
-        self._book.doubt_returning()
-        self._out_of_the_way.clear()
 
     def _fail(self, error: PenstockError) -> None:
         """It will not pass: whoever receives is told."""
@@ -489,11 +482,13 @@ class OrderedQueue:
         self._requests.end_listening()
         self._keeping.answered()
         self._give_back_all()
-        if self._out_of_the_way and self._is_kept():
+        away = self._book.out_of_the_way
+        if away and self._is_kept():
             # It is in nobody's way elsewhere. That it was given back has been counted.
-            away = self._out_of_the_way.values()
-            self._wire.post([publish_operation(i, b"", b"", nak(0)) for i in away])
-        self._out_of_the_way.clear()
+            self._wire.post(
+                [publish_operation(i.encode(), b"", b"", nak(0)) for i in away.values()]
+            )
+        away.clear()
         if self._pin:
             self._wire.post(
                 [unpin(self._consumer.stream, self._consumer.name, self._consumer.group)]

@@ -713,7 +713,7 @@ async def test_what_went_back_to_make_room_waits_for_nothing_when_we_leave():
     """There is room elsewhere; but what a handler wants to have later stays away."""
     async with receiving(window=1) as (server, receiver):
         assert await receiver.pull(100) == []
-        away = {*receiver.queue._out_of_the_way}
+        away = {*receiver.queue._book.out_of_the_way}
         receiver.nack(server, 1, 600)
         server.given_back.clear()
         await receiver.queue.leave()
@@ -724,7 +724,7 @@ async def test_what_went_back_to_make_room_waits_for_nothing_when_we_leave():
 async def test_what_went_back_to_make_room_may_be_anothers_by_now(how):
     async with receiving(window=1) as (server, receiver):
         assert await receiver.pull(100) == []
-        assert receiver.queue._out_of_the_way
+        assert receiver.queue._book.out_of_the_way
         server.answers = False
         if how == "not served":
             receiver.queue._lose_pin()
