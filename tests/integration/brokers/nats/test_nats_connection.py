@@ -234,7 +234,8 @@ async def test_a_reconnect_that_is_cancelled_at_its_very_end_is_made_again(serve
             assert client.is_connected
             for task in (client._reconnection_task, *client._loops()):
                 task.cancel()
-        await eventually(lambda: reconnects(broker) == 2 and client._is_complete, within=10)
+        await eventually(lambda: reconnects(broker) == 2, within=10)
+        await eventually(lambda: client._reconnection_task.done())
         await publish_when_connected(topic)
         assert await broker.ping() < 60
 

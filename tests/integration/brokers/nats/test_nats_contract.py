@@ -528,6 +528,42 @@ async def test_what_closing_gives_back_is_not_sent_to_who_closes(server, options
             await topic.delete()
 
 
+async def test_closing_gives_back_what_was_on_its_way_to_a_pull_that_nobody_waits_for(server):
+    under_way = bytearray()
+
+    def hold(data):
+        under_way.extend(data)
+        if b"PONG" not in data:
+            return b""
+        everything = bytes(under_way)
+        under_way.clear()
+        return everything
+
+    async with PubSub(server.url) as elsewhere:
+        topic = await elsewhere.topic("on-its-way").create()
+        sub = await topic.subscription("on-its-way-sub", ack_deadline=600).create()
+        async with (
+            faulty_proxy("127.0.0.1", server.port) as proxy,
+            PubSub(f"nats://127.0.0.1:{proxy.port}") as pubsub,
+        ):
+            broker = await pubsub.broker()
+            pull = asyncio.ensure_future(
+                broker.pull(sub.name, max_messages=9, max_bytes=1000, wait=30)
+            )
+            await asyncio.sleep(0.1)
+            proxy.replies = hold
+            await topic.publish_message(b"x")
+            await eventually(lambda: under_way)
+            pull.cancel()
+            await asyncio.sleep(0)
+            pull.cancel()  # It would wait for what is on its way.
+            await asyncio.wait([pull])
+        broker = await elsewhere.broker()
+        [delivery] = await broker.pull(sub.name, max_messages=9, max_bytes=1000, wait=5)
+        assert delivery.record.data == b"x"
+        await topic.delete()
+
+
 async def sent(broker, subscription):
     """How many deliveries the server has made."""
     info = await broker._catalogue.consumer_info(subscription)

@@ -697,11 +697,13 @@ async def test_leaving_that_is_cancelled_leaves_at_once():
 async def test_whoever_comes_back_asks_anew_who_has_what():
     """Also if somebody was asking when it left: what was true then need not be now."""
     async with receiving() as (server, receiver):
-        server.answered = asyncio.get_running_loop().create_future()
+        answer = server.answered = asyncio.get_running_loop().create_future()
         receiver.nack(server, 1, 60)
         await settled()
         await receiver.queue.leave()
         server.answered = None
+        await settled()
+        assert answer.cancelled()
         asked = server.questions
         await asyncio.sleep(30)
         assert server.questions == asked
@@ -746,3 +748,28 @@ async def test_what_we_gave_back_may_be_anothers_as_soon_as_another_was_served()
     server.lend(3)
     assert not receiver.queue._book.returning and 1 in receiver.queue._book.suspects
     receiver.queue.close()
+
+
+async def test_whoever_leaves_asks_for_nothing_any_more():
+    async with receiving(window=1000, messages=3) as (server, receiver):
+        asked = server.requests
+        leaving = asyncio.ensure_future(receiver.queue.leave())
+        await settled()
+        server.refuse(b"408 Request Timeout")
+        await leaving
+        assert server.requests == asked
+
+
+async def test_a_survey_that_was_given_up_does_not_make_room_for_two():
+    async with receiving() as (server, receiver):
+        survey = receiver.queue._survey
+        receiver.nack(server, 1, 60)
+        await settled()
+        survey.rest()
+        server.answered = asyncio.get_running_loop().create_future()
+        survey.begin()
+        await settled()
+        asked = server.questions
+        survey.begin()
+        await settled()
+        assert server.questions == asked

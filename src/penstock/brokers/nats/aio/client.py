@@ -140,8 +140,6 @@ class SteadyClient(nats.aio.client.Client):
         super().__init__()
         self._leaving: list[bytes] = []
         self._out: asyncio.WriteTransport | None = None
-        self._is_complete = True
-        """Connected, and all that belongs to it has been done."""
         self._shortcut: Shortcut | None = None
         self._is_parsing = False
         self.feed: Callable[[bytes], bytes] = lambda data: data
@@ -312,11 +310,8 @@ class SteadyClient(nats.aio.client.Client):
             self.ping_now()
 
     async def _attempt_reconnect(self) -> None:
-        self._is_complete = False
         try:
             await super()._attempt_reconnect()
-            # It waits for this one until whoever wants to know has been told of the connection.
-            self._is_complete = self._reconnection_task_future is None
         except Exception as error:
             # nats-py expects a server at the other end, and gives up on anything else.
             _log.warning("Connecting anew to the NATS server failed: %s", type(error).__name__)
@@ -334,7 +329,9 @@ class SteadyClient(nats.aio.client.Client):
         if connecting is not None and not connecting.done():
             return
         ended = [task for task in self._loops() if task.done()]
-        if self.is_connected and self._is_complete:
+        # Which is there as long as not all who want to know have been told of the connection.
+        is_complete = self._reconnection_task_future is None
+        if self.is_connected and is_complete:
             if not ended:
                 return
             if not self._is_parsing and all(task.cancelled() for task in ended):
