@@ -234,3 +234,16 @@ def test_what_was_given_back_and_may_have_gone_to_others_says_nothing_of_what_th
     assert not book.is_all(3, book.ours())
     book.compare(0, 0, book.ours())
     assert not book.suspects and not book.waits
+
+
+def test_what_is_out_of_the_way_is_so_until_it_comes_back_or_is_nobodys():
+    book = arrived(1, 2, 3, 4)
+    assert taken(book) == [1]
+    for due in (1.0, 2.0, 3.0):
+        book.give_back_last(due)
+    assert book.out_of_the_way == {4: "4.1", 3: "3.1", 2: "2.1"}
+    book.arrive(delivery(2, attempt=2))
+    book.settled(3)
+    assert book.out_of_the_way == {4: "4.1"}
+    book.doubt_returning()
+    assert not book.out_of_the_way

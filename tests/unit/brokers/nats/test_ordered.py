@@ -607,10 +607,10 @@ async def test_what_is_given_back_after_leaving_comes_to_nobody_here():
         await receiver.queue.leave()
         assert len(server.left_at) == 1 and server.heard_all == 1
         assert receiver.given_back == [2, 3]
-        asked = server.requests
+        asked = server.requests, server.questions
         receiver.nack(server, 1)
         await asyncio.sleep(60)
-        assert server.requests == asked
+        assert (server.requests, server.questions) == asked
 
 
 @pytest.mark.parametrize("how", ["lent", "nacked"])
@@ -773,3 +773,22 @@ async def test_a_survey_that_was_given_up_does_not_make_room_for_two():
         survey.begin()
         await settled()
         assert server.questions == asked
+
+
+async def test_whoever_leaves_waits_for_nothing_from_a_connection_that_is_lost():
+    async with receiving(window=1000, messages=3) as (server, receiver):
+        began = asyncio.get_running_loop().time()
+        server.connected = False
+        await receiver.queue.leave()
+        assert server.left_at == [began]
+
+
+async def test_a_queue_that_is_left_alone_takes_what_is_under_way_along():
+    async with receiving(window=1000, messages=1) as (server, receiver):
+        receiver.queue.settled(1, b"+ACK")
+        left_alone = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.98)
+        server.lend(2)
+        await asyncio.sleep(0.2)
+        assert server.left_at == [pytest.approx(left_alone + 1.03)]
+        assert receiver.given_back == [2]
