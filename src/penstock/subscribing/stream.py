@@ -224,9 +224,7 @@ class MessageStream:
         wanted = self._options.streaming.max_streams if self.active and not self._paused else 0
         self._pullers = [task for task in self._pullers if not task.done()]
         for task in self._pullers[wanted:]:
-            if not task.cancelling():
-                # It gives back what is under way: a second time would cut that short.
-                task.cancel()
+            task.cancel()
             self._retired.add(task)
             task.add_done_callback(self._retired.discard)
         del self._pullers[wanted:]

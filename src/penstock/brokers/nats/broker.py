@@ -459,8 +459,9 @@ class NatsBroker:
         await self._catalogue.close()
         ahead: list[OrderedQueue | PushInbox] = [*self._ordered.values(), *self._pushed.values()]
         try:
-            await asyncio.gather(*(one.leave() for one in ahead))
+            await asyncio.gather(*(one.leave() for one in ahead), self._pulling.close())
         finally:
+            # Nobody who is told of the one goes on before the other has begun.
             for one in ahead:
                 one.close()
             await self._connection.close()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from penstock.brokers.nats.aio.inbox import QUIET
 from penstock.brokers.nats.aio.wire import LEAVES_WITHIN, Wire
 from penstock.brokers.nats.protocol.headers import status_of
-from penstock.brokers.nats.protocol.records import Raw
+from penstock.brokers.nats.protocol.records import Raw, is_last
 from penstock.brokers.nats.protocol.requests import encode_request, publish_operation
 
 
@@ -121,7 +121,10 @@ class Requests:
                 return
         if not reply.startswith(b"$JS.ACK."):
             return
-        self.heard()
+        if is_last(reply):
+            self._heard_at = 0.0  # The server has no more for now.
+        else:
+            self.heard()
         self._on_delivery((subject, reply, block, payload))
         self._left -= 1
         if not self._left:

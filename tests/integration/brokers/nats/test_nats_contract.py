@@ -528,6 +528,28 @@ async def test_what_closing_gives_back_is_not_sent_to_who_closes(server, options
             await topic.delete()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"message_ordering": True}, {"push": PushDelivery(subject="deliver.beside")}],
+    ids=lambda options: next(iter(options), "plain"),
+)
+async def test_closing_beside_a_pull_ends_it_and_keeps_nobody_waiting(server, options):
+    async with PubSub(server.url) as elsewhere:
+        topic = await elsewhere.topic("beside").create()
+        sub = await topic.subscription("beside-sub", **options).create()
+        pubsub = PubSub(server.url)
+        broker = await pubsub.broker()
+        pull = asyncio.ensure_future(broker.pull(sub.name, max_messages=1, max_bytes=100, wait=5))
+        await asyncio.sleep(0.2)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await pubsub.aclose()
+        with pytest.raises(ClosedError):
+            await pull
+        assert loop.time() - began < 4, "it does not wait for the pull"
+        await topic.delete()
+
+
 async def test_closing_gives_back_what_was_on_its_way_to_a_pull_that_nobody_waits_for(server):
     under_way = bytearray()
 

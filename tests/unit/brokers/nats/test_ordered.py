@@ -47,6 +47,7 @@ class Server:
         self.unpinned = []
         self.left_at = []
         self.heard_all = 0
+        self.behind = 5
         self.questions = 0
         self.answered = None
         self.silent = None
@@ -117,7 +118,11 @@ class Server:
 
     def lend(self, sequence):
         attempt = self.attempts[sequence] = self.attempts.get(sequence, 0) + 1
-        reply = b"$JS.ACK.orders.billing.%d.%d.1.1700000000000000000.5" % (attempt, sequence)
+        reply = b"$JS.ACK.orders.billing.%d.%d.1.1700000000000000000.%d" % (
+            attempt,
+            sequence,
+            self.behind,
+        )
         self._sink(b"orders", reply, self.headers, bytes(self.size))
 
     def refuse(self, status):
@@ -792,3 +797,13 @@ async def test_a_queue_that_is_left_alone_takes_what_is_under_way_along():
         await asyncio.sleep(0.2)
         assert server.left_at == [pytest.approx(left_alone + 1.03)]
         assert receiver.given_back == [2]
+
+
+async def test_where_the_server_has_no_more_nothing_is_waited_for():
+    """Also while messages come all the time, one by one."""
+    async with receiving(window=1000, messages=3) as (server, receiver):
+        server.behind = 0
+        await asyncio.sleep(1)
+        server.lend(4)
+        await receiver.queue.leave()
+        assert server.left_at == [1]

@@ -227,16 +227,40 @@ async def test_a_pull_that_was_cancelled_is_over_when_the_server_knows(wire):
     assert pull.cancelled()
 
 
-async def test_a_pull_that_is_cancelled_once_more_waits_for_nothing(wire):
-    pull = await waiting_pull(wire)
+async def test_a_pull_that_is_cancelled_once_more_waits_for_nothing_and_is_withdrawn(wire):
+    requests = pulling(wire)
+    pull = asyncio.ensure_future(requests.pull(CONSUMER, 10, 1000, 30))
+    await settled()
     wire.answering.clear()
     pull.cancel()
     wire.deliver(FIRST)
     await asyncio.sleep(0)
     pull.cancel()
     await settled()
-    assert pull.cancelled()
-    assert wire.posted == [given_back(FIRST)] and len(wire.left) == 1
+    assert pull.cancelled() and wire.left == []
+    await asyncio.sleep(0.03)
+    wire.deliver(SECOND)
+    closing = asyncio.ensure_future(requests.close())
+    await asyncio.sleep(0.2)
+    assert wire.posted == [given_back(FIRST), given_back(SECOND)] and len(wire.left) == 1
+    assert not closing.done()
+    wire.answering.set()
+    await closing
+
+
+async def test_closing_does_not_wait_for_ever_for_a_pull_that_is_withdrawn(wire):
+    requests = pulling(wire)
+    pull = asyncio.ensure_future(requests.pull(CONSUMER, 10, 1000, 30))
+    await settled()
+    wire.answering.clear()
+    pull.cancel()
+    await settled()
+    began = asyncio.get_running_loop().time()
+    closing = asyncio.ensure_future(requests.close())
+    await asyncio.sleep(2)
+    wire.answering.set()
+    await closing
+    assert asyncio.get_running_loop().time() - began == 2
 
 
 async def test_a_connection_that_is_lost_while_a_pull_ends_is_nobodys_failure(wire):

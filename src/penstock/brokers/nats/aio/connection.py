@@ -137,16 +137,13 @@ class Connection:
         return await self.wire.ping()
 
     async def close(self) -> None:
-        try:
-            await self.wire.hear_all()
-        finally:
-            if not self.wire.closed:
-                self.wire.closed = True
-                self.wire.running.end()
-                self.wire.lost()
-                self.wire.found()
-                self._client.send_now()
-                await self._close_client()
+        if not self.wire.closed:
+            self.wire.closed = True
+            self.wire.running.end()
+            self.wire.lost()
+            self.wire.found()
+            self._client.send_now()
+            await self._close_client()
 
     async def _close_client(self) -> None:
         """A peer that reads no more must not keep us from closing."""

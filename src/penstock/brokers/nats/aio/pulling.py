@@ -59,6 +59,7 @@ class Pulling:
         self._large: dict[tuple[str, str], asyncio.Event] = {}
         # By the subject they have asked: those who begin to leave in this turn of the loop.
         self._leaving: dict[bytes, _Leaving] = {}
+        self._seen_off: dict[Inbox, asyncio.Task[None]] = {}
         self.giving_back: Callable[[list[bytes]], list[tuple[bytes, bytes]]] = _naks
         """What to send, as subjects and payloads, to give deliveries back."""
         self.on_sign: Callable[[Consumer], None] = lambda _: None
@@ -210,7 +211,7 @@ class Pulling:
         try:
             await self._request(inbox, [(subject, body)], expected=batch, wait=wait, signs=signs)
         except asyncio.CancelledError:
-            await self._withdraw(subject, inbox)
+            await self._see_off(subject, inbox)
             raise
         code, text = inbox.status
         if inbox.messages or inbox.is_taken:
@@ -320,6 +321,21 @@ class Pulling:
         if inbox.lent and not inbox.is_late:
             self.give_back([reply])
 
+    async def _see_off(self, subject: bytes, inbox: Inbox) -> None:
+        """Withdraw a request. Whoever is cancelled once more, as when a program ends, waits no
+        longer, and it is withdrawn all the same."""
+        # Owned here: `close` waits for it.
+        leaving = asyncio.get_running_loop().create_task(self._withdraw(subject, inbox))
+        self._seen_off[inbox] = leaving
+        leaving.add_done_callback(lambda _: self._seen_off.pop(inbox, None))
+        await asyncio.shield(leaving)
+
+    async def close(self) -> None:
+        """Until every request that was given up is withdrawn, and what came for it given back."""
+        if self._seen_off:
+            await asyncio.wait(self._seen_off.values(), timeout=2 * LEAVES_WITHIN)
+        await self._wire.hear_all()
+
     async def _withdraw(self, subject: bytes, inbox: Inbox) -> None:
         """Nobody waits for what was asked of `subject` any more: see to it that the server has
         nothing more for it, and give back what came. Not before all that are cancelled together
@@ -358,7 +374,8 @@ class Pulling:
     def _abandon(self, inbox: Inbox) -> None:
         """A request that was given up: what still comes for it is given back."""
         self._busy.discard(inbox)
-        self.give_back(self._leave(inbox))
+        if inbox not in self._seen_off:
+            self.give_back(self._leave(inbox))
 
     def _leave(self, inbox: Inbox) -> list[bytes]:
         """Without our interest the server drops the request instead of answering it. Returns what
