@@ -533,3 +533,27 @@ async def test_whoever_cancels_all_tasks_while_it_closes_leaves_what_is_in_hand_
         await settled()
         assert closing.cancelled() and closed == [1]
         assert (await sub.describe()).leased == 0
+
+
+async def test_closing_that_is_cancelled_waits_for_no_handler_that_will_not_end():
+    async with orders(ack_deadline=600) as (topic, sub):
+
+        async def handle(message):
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                await asyncio.sleep(1000)
+
+        closed = []
+        sub.on("message", handle)
+        sub.on("close", lambda: closed.append(now()))
+        sub.open()
+        await publish(topic, 1)
+        await settled()
+        closing = asyncio.ensure_future(sub.close())
+        await settled()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(10)
+        assert closing.cancelled() and len(closed) == 1
+        assert (await sub.describe()).leased == 0

@@ -213,6 +213,16 @@ async def test_a_reconnect_that_meets_something_else_is_tried_again(server, gree
         assert not said
 
 
+async def test_every_connection_takes_the_short_way_from_the_socket(server):
+    async with behind_proxy(server) as (proxy, pubsub):
+        client = client_of(await pubsub.broker())
+        for number in range(1, 3):
+            proxy.cut()
+            await eventually(lambda number=number: client.stats["reconnects"] == number)
+            await pubsub.topics()
+            assert client._out.get_protocol() is client._shortcut
+
+
 async def test_a_reconnect_that_is_cancelled_at_its_very_end_is_made_again(server, monkeypatch):
     """It says that it is connected before those who wait have been told."""
     async with behind_proxy(server) as (proxy, pubsub):

@@ -334,7 +334,7 @@ class SteadyClient(nats.aio.client.Client):
         if self.is_connected and is_complete:
             if not ended:
                 return
-            if not self._is_parsing and all(task.cancelled() for task in ended):
+            if not self._is_parsing:
                 self._begin_again()
                 return
         self._status = self.RECONNECTING
