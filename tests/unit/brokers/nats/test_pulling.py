@@ -246,6 +246,19 @@ async def test_a_pull_that_is_cancelled_once_more_waits_for_nothing_and_is_withd
     assert not closing.done()
     wire.answering.set()
     await closing
+    assert not requests._seen_off
+
+
+async def test_closing_waits_until_what_is_withdrawn_is_given_back(wire):
+    requests = pulling(wire)
+    pull = asyncio.ensure_future(requests.pull(CONSUMER, 10, 1000, 30))
+    await settled()
+    for _ in range(2):
+        pull.cancel()
+        await asyncio.sleep(0)
+    wire.deliver(FIRST)
+    await requests.close()
+    assert pull.cancelled() and wire.posted == [given_back(FIRST)]
 
 
 async def test_closing_does_not_wait_for_ever_for_a_pull_that_is_withdrawn(wire):
