@@ -20,7 +20,7 @@ from penstock.message import Draft, PublishFault
 from penstock.observing.observed import ObservedBroker
 from penstock.observing.observer import Observer, Observers
 from penstock.subscribing import MessageStream, Subscription
-from penstock.subscribing.events import Events
+from penstock.subscribing.closing import CloseReport
 from penstock.subscribing.options import SubscriptionOptions, check_options
 
 _DEFAULT_URL = "memory://"
@@ -142,13 +142,23 @@ class PubSub(AsyncClosing):
         endings = [stream.begin_to_stop(timeout) for stream in streams]
         if self._closing is None:
             # Owned by whoever awaits aclose(); shielded, so that it always completes.
-            closing = self._close(endings, {stream.source.events for stream in streams})
+            closing = self._close(streams, endings)
             self._closing = asyncio.get_running_loop().create_task(closing)
         await asyncio.shield(self._closing)
 
-    async def _close(self, endings: Sequence[asyncio.Task[Any]], listening: set[Events]) -> None:
+    async def _close(
+        self, streams: Sequence[MessageStream], endings: Sequence[asyncio.Future[CloseReport]]
+    ) -> None:
         try:
-            await asyncio.gather(*endings)
+            try:
+                await asyncio.gather(*map(asyncio.shield, endings))
+            except asyncio.CancelledError:
+                # Whoever cancels all tasks is in a hurry; what is in hand goes back all the same.
+                for stream in streams:
+                    stream.begin_to_stop(0)
+                await asyncio.gather(*map(asyncio.shield, endings))
+                raise
+            listening = {stream.source.events for stream in streams}
             await asyncio.gather(*(events.finish(timeout=5.0) for events in listening))
         finally:
             self._closed = True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar, Unpack, cast
 
 from penstock.broker import Broker
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, InternalError
 from penstock.message import Delivery, Message
 from penstock.optional_verbs import leave, pull_to
 from penstock.retrying import Failures, Persistence
@@ -74,7 +74,7 @@ class MessageStream:
         self._pulls_resume_at = 0.0
         self._started = self._paused = False
         self._closing = Closing(self.deliveries, self._clock)
-        self._ending: asyncio.Task[CloseReport] | None = None
+        self._ending: asyncio.Future[CloseReport] | None = None
         self._stopped = asyncio.Event()
 
     @property
@@ -162,7 +162,7 @@ class MessageStream:
 
     def begin_to_stop(
         self, timeout: float | None = None, nack_waiting: bool = False
-    ) -> asyncio.Task[CloseReport]:
+    ) -> asyncio.Future[CloseReport]:
         """What `stop` does before it waits."""
         if timeout is not None:
             self._closing.hurry(timeout)
@@ -174,23 +174,44 @@ class MessageStream:
             self._closing.give_back_waiting()
         return ending
 
-    def _begin_to_end(self) -> asyncio.Task[CloseReport]:
+    def _begin_to_end(self) -> asyncio.Future[CloseReport]:
         if self._ending is None:
-            # Owned by the stream, which ends with it; `stop` waits for it.
-            self._ending = self._spawn(self._end())
+            self._ending = asyncio.get_running_loop().create_future()
+            self._spawn_end()
         return self._ending
+
+    def _spawn_end(self) -> None:
+        # Owned by the stream, which ends with it; `stop` waits for what it brings.
+        self._spawn(self._end()).add_done_callback(self._has_ended)
+
+    def _has_ended(self, end: asyncio.Task[CloseReport]) -> None:
+        ending = cast("asyncio.Future[CloseReport]", self._ending)
+        if ending.done():
+            return  # Somebody has cancelled it, instead of waiting for it.
+        if end.cancelled():
+            # Before it had begun: it does not end like this later.
+            self._closing.hurry(0)
+            self._spawn_end()
+        elif (failure := end.exception()) is not None:
+            ending.set_exception(failure)
+        else:
+            ending.set_result(end.result())
 
     async def _end(self) -> CloseReport:
         self._adjust_pullers()
-        report = None
+        end = cast("asyncio.Task[CloseReport]", asyncio.current_task())
+        report, cancellations = None, 0
         while report is None:
             try:
                 if self._retired:
                     await asyncio.wait(self._retired, timeout=_PULL_ENDS_WITHIN)
                 await self._leave()
                 report = await self._closing.run()
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as error:
+                if end.cancelling() == cancellations:
+                    raise InternalError("Closing was cancelled, and by nobody") from error
                 # Whoever cancels all tasks is in a hurry; what is in hand goes back all the same.
+                cancellations = end.cancelling()
                 self._closing.hurry(0)
         if self._started:
             self._running.discard(self)
@@ -204,11 +225,17 @@ class MessageStream:
         others = (stream for stream in self._running if stream.source.name == name)
         if self._broker is None or any(stream.active for stream in others):
             return
+        end = cast("asyncio.Task[CloseReport]", asyncio.current_task())
+        cancellations = end.cancelling()
         try:
             async with asyncio.timeout(_PULL_ENDS_WITHIN):
                 await leave(self._broker, name)
         except TimeoutError:
             return
+        except asyncio.CancelledError:
+            if end.cancelling() > cancellations:
+                raise
+            # The broker's own: nobody cancelled us.
         except Exception as error:
             self.source.report(error)
 

@@ -535,6 +535,29 @@ async def test_whoever_cancels_all_tasks_while_it_closes_leaves_what_is_in_hand_
         assert (await sub.describe()).leased == 0
 
 
+@pytest.mark.parametrize("turns", range(1, 6))
+@pytest.mark.parametrize("what", ["the subscription", "the client"])
+async def test_what_is_in_hand_goes_back_whenever_all_tasks_are_cancelled(what, turns):
+    broker = FlakyBroker()
+    pubsub = PubSub(broker=broker, clock=VirtualClock())
+    topic = await pubsub.topic("orders").create()
+    sub = await topic.subscription("billing").create()
+    sub.on("message", lambda message: None)
+    sub.open()
+    await publish(topic, 1)
+    await settled()
+    close = sub.close if what == "the subscription" else pubsub.aclose
+    closing = asyncio.ensure_future(close())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.sleep(1)
+    assert closing.done()
+    assert (await broker.admin.describe_subscription("billing")).leased == 0
+    await sub.close()
+
+
 async def test_closing_that_is_cancelled_waits_for_no_handler_that_will_not_end():
     async with orders(ack_deadline=600) as (topic, sub):
 

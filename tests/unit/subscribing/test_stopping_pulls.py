@@ -229,3 +229,20 @@ async def test_a_pull_whose_own_time_is_up_as_it_is_cancelled_ends():
         asyncio.get_running_loop().call_at(100, sub.pause)
         await asyncio.sleep(200)
         assert pulls and all(pull.done() for pull in pulls)
+
+
+async def test_a_broker_that_cancels_itself_keeps_no_stream_from_closing():
+    async def awaits_what_was_cancelled():
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        await gone
+
+    broker = SendsAhead()
+    broker.in_leaving = awaits_what_was_cancelled
+    async with subscription_on(broker) as (topic, sub):
+        sub.on("message", lambda message: None)
+        sub.open()
+        await publish(topic, 1)
+        await settled()
+        await sub.close(timeout=0)
+        assert (await sub.describe()).leased == 0

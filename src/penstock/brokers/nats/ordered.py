@@ -174,7 +174,7 @@ class OrderedQueue:
             due = asyncio.get_running_loop().time() + nak_delay(answer)
             self._book.given_back(sequence, due)
             self._returns.expected()
-            self._requests.heard()  # It may come at once.
+            self._requests.quiet.disturbed()  # It may come at once.
         self._changed()
         if self._book.waits and self._requests.listening:
             self._survey.begin()

@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 
-from penstock.brokers.nats.aio.inbox import QUIET
-from penstock.brokers.nats.aio.wire import LEAVES_WITHIN, Wire
+from penstock.brokers.nats.aio.quiet import Quiet
+from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.protocol.headers import status_of
-from penstock.brokers.nats.protocol.records import Raw, is_last
+from penstock.brokers.nats.protocol.records import Raw
 from penstock.brokers.nats.protocol.requests import encode_request, publish_operation
 
 
@@ -38,7 +38,7 @@ class Requests:
         self._left = 0
         self._status = (0, "")
         self._ended: asyncio.Future[None] | None = None
-        self._heard_at = 0.0
+        self.quiet = Quiet()
 
     @property
     def listening(self) -> bool:
@@ -68,7 +68,7 @@ class Requests:
         self._sent += 1
         self._left, self._status = messages, (0, "")
         self._ended = ended = asyncio.get_running_loop().create_future()
-        self.heard()
+        self.quiet.disturbed()
         operation = publish_operation(
             subject.encode(), self._reply_to, b"", encode_request(request)
         )
@@ -87,20 +87,9 @@ class Requests:
             self._ended.set_exception(self._wire.loss())
             self._ended.exception()  # Seen: whoever waits for it is told, if anybody does.
 
-    def heard(self) -> None:
-        """Something was sent or has come that more may follow at once."""
-        self._heard_at = asyncio.get_running_loop().time()
-
     async def gather(self, while_wanted: Callable[[], bool]) -> None:
-        """Until nothing follows what the server is sending: of what it sends when there is no
-        interest nobody hears, and it has cost an attempt."""
-        now = asyncio.get_running_loop().time
-        until = now() + LEAVES_WITHIN
-        while self._is_out and self._wire.connected and while_wanted():
-            quiet_at = min(self._heard_at + QUIET, until)
-            if now() >= quiet_at:
-                return
-            await asyncio.sleep(quiet_at - now())
+        """Until nothing follows what the server is sending."""
+        await self.quiet.wait(lambda: self._is_out and self._wire.connected and while_wanted())
 
     @property
     def _is_out(self) -> bool:
@@ -121,10 +110,7 @@ class Requests:
                 return
         if not reply.startswith(b"$JS.ACK."):
             return
-        if is_last(reply):
-            self._heard_at = 0.0  # The server has no more for now.
-        else:
-            self.heard()
+        self.quiet.came(reply)
         self._on_delivery((subject, reply, block, payload))
         self._left -= 1
         if not self._left:

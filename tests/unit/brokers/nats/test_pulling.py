@@ -1116,3 +1116,20 @@ async def test_consumers_that_come_and_go_are_not_remembered_for_ever(wire, monk
         wire.all_is_read()
         await pull
     assert 0 < len(requests._with_more) <= 3
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_pull_is_withdrawn_also_where_all_tasks_are_cancelled_again(wire, turns):
+    requests = pulling(wire)
+    pull = asyncio.ensure_future(requests.pull(CONSUMER, 10, 1000, 30))
+    await settled()
+    pull.cancel()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    wire.deliver(FIRST)
+    await asyncio.sleep(0.2)
+    assert pull.cancelled() and len(wire.left) == 1
+    assert wire.posted == [given_back(FIRST)]
+    assert not requests._seen_off and not requests._leaving

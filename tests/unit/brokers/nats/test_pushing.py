@@ -30,6 +30,7 @@ class Wire:
     """Hands over what the test says has been pushed, to whoever listens or has just left."""
 
     timeout = 5.0
+    connected = True
 
     def __init__(self):
         self.listening, self.renewed, self.given_back, self.told = [], [], [], []
@@ -277,3 +278,34 @@ async def test_whoever_leaves_is_pushed_nothing_that_it_gives_back_then(wire, in
     assert wire.listening
     wire.push(2)
     assert len(await pull) == 1
+
+
+async def test_whoever_leaves_takes_what_is_being_pushed_along(wire, inbox):
+    pull = asyncio.ensure_future(inbox.pull(1, 1000, 5))
+    await settled()
+    wire.push(1, 2)
+    assert len(await pull) == 1
+    leaving = asyncio.ensure_future(inbox.leave())
+    await asyncio.sleep(0)
+    wire.ask_whether_to_go_on(1)
+    for sequence in (3, 4):
+        await asyncio.sleep(0.04)
+        wire.push(sequence)
+    assert wire.listening and not wire.told, "who leaves does not say to go on"
+    await leaving
+    assert not wire.listening and wire.told
+    assert wire.given_back == [ack_id(2), ack_id(3), ack_id(4)]
+
+
+async def test_whoever_pulls_again_while_it_leaves_stays(wire, inbox):
+    pull = asyncio.ensure_future(inbox.pull(1, 1000, 5))
+    await settled()
+    wire.push(1, 2)
+    await pull
+    leaving = asyncio.ensure_future(inbox.leave())
+    await asyncio.sleep(0)
+    wire.ask_whether_to_go_on(1)
+    assert not wire.told
+    assert len(await inbox.pull(1, 1000, 5)) == 1
+    await asyncio.wait([leaving], timeout=0.2)
+    assert wire.told and wire.given_back == []

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from penstock.brokers.nats.aio.quiet import QUIET
 from penstock.brokers.nats.protocol.headers import IDLE, pending_of, status_of
 from penstock.brokers.nats.protocol.records import Raw, is_last
 
-# When nothing followed what has come for so long, nothing is under way.
-QUIET = 0.05
 # A server that has missed so many signs gives none, or somebody on the way does not pass them on.
 _SILENCE = 2
 

@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from penstock.brokers.nats.aio.allowance import Allowance
 from penstock.brokers.nats.aio.connection import Connection
-from penstock.brokers.nats.aio.inbox import QUIET, HandOver, Inbox
+from penstock.brokers.nats.aio.inbox import HandOver, Inbox
+from penstock.brokers.nats.aio.quiet import QUIET
 from penstock.brokers.nats.aio.wire import LEAVES_WITHIN
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied, no_answer, odd_status
@@ -327,8 +328,13 @@ class Pulling:
         # Owned here: `close` waits for it.
         leaving = asyncio.get_running_loop().create_task(self._withdraw(subject, inbox))
         self._seen_off[inbox] = leaving
-        leaving.add_done_callback(lambda _: self._seen_off.pop(inbox, None))
+        leaving.add_done_callback(lambda _: self._has_left(inbox))
         await asyncio.shield(leaving)
+
+    def _has_left(self, inbox: Inbox) -> None:
+        del self._seen_off[inbox]
+        # Nothing, unless that was cancelled before it had begun.
+        self.give_back(self._leave(inbox))
 
     async def close(self) -> None:
         """Until every request that was given up is withdrawn, and what came for it given back."""

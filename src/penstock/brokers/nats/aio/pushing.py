@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.brokers.nats.aio.pulling import Pulling
+from penstock.brokers.nats.aio.quiet import Quiet
 from penstock.brokers.nats.aio.wire import Wire
 from penstock.brokers.nats.protocol.consumers import Consumer
 from penstock.brokers.nats.protocol.errors import denied
@@ -46,6 +47,8 @@ class PushInbox:
         self._pulls = 0
         self._news = asyncio.Event()
         self._ended = False
+        self._is_leaving = False
+        self._quiet = Quiet()
         self._leaving: asyncio.TimerHandle | None = None
         self._renewing: asyncio.TimerHandle | None = None
         self._unsubscribe: Callable[[], None] | None = None
@@ -53,6 +56,8 @@ class PushInbox:
     async def pull(self, max_messages: int, max_bytes: int, wait: float) -> list[Raw]:
         """As `Pulling.pull`, from what is here; nothing at once when it was closed."""
         self._pulls += 1
+        self._is_leaving = False
+        self._go_on()
         try:
             if not self._ended:
                 await self._wire.until_connected(min(wait, self._wire.timeout))
@@ -90,7 +95,12 @@ class PushInbox:
         that is so: what is given back next must not come here."""
         if self._pulls or self._unsubscribe is None:
             return
-        self._leave()
+        self._is_leaving = True
+        try:
+            await self._quiet.wait(lambda: self._is_leaving and self._wire.connected)
+        finally:
+            if self._is_leaving:
+                self._leave()
         await self._wire.hear_all()
 
     def close(self) -> None:
@@ -144,6 +154,7 @@ class PushInbox:
             self._leave()
 
     def _leave(self) -> None:
+        self._is_leaving = False
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
@@ -168,6 +179,7 @@ class PushInbox:
             if reply in self._ack_ids:
                 return  # A server that was killed forgot that it had lent it, and lends it anew.
             raw = (subject, reply, block, payload)
+            self._quiet.came(reply)
             self._waiting.append(raw)
             self._ack_ids.add(reply)
             self._size += _size(raw)
@@ -183,7 +195,8 @@ class PushInbox:
         """Have the server go on, if it waits for us and we have room. It waits for any member of a
         group: those who have no room must not keep it from the others."""
         push = self._consumer.config.push
-        if self._owed and (self._size <= _ENOUGH or (push is not None and push.group)):
+        has_room = self._size <= _ENOUGH or (push is not None and push.group)
+        if self._owed and has_room and not self._is_leaving:
             self._wire.post([publish_operation(self._owed, b"", b"", b"")])
             self._owed = b""
 
