@@ -22,6 +22,12 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+def cancel_all_others() -> None:
+    """As `asyncio.run` does when its program ends."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
 async def publish(topic: Topic, count: int, **options: Any) -> list[str]:
     return [await topic.publish_message(b"%d" % n, **options) for n in range(count)]
 

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.batching import GroupCommit
 from penstock.errors import InternalError
+from tests.support.scenes import cancel_all_others
 
 
 class Acts:
@@ -193,8 +194,7 @@ async def test_without_a_promise_of_all_or_none_nothing_is_done_twice():
 
 def cancel_all():
     """As `asyncio.run` does at the end, to all but the task that asks for it."""
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        task.cancel()
+    cancel_all_others()
 
 
 @pytest.mark.parametrize("turns", [0, 1])

@@ -17,7 +17,7 @@ from penstock import (
 from penstock.errors import ClosedError, SubscriptionNotFoundError, UnavailableError
 from penstock.testing import VirtualClock, settled
 from tests.support.fakes import FlakyBroker, subscription_on
-from tests.support.scenes import now, orders, publish
+from tests.support.scenes import cancel_all_others, now, orders, publish
 
 
 async def test_close_with_a_deadline_cancels_nacks_and_reports():
@@ -170,8 +170,7 @@ async def test_a_handler_that_never_ends_cannot_hold_up_close_for_ever():
         assert report.cancelled == (message_id,)
         assert report.unfinished == ()
         await asyncio.sleep(100)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+        cancel_all_others()
 
 
 async def test_a_second_close_with_a_shorter_deadline_hurries_the_first():
@@ -528,8 +527,7 @@ async def test_whoever_cancels_all_tasks_while_it_closes_leaves_what_is_in_hand_
         closing = asyncio.ensure_future(sub.close())
         for _ in range(times):
             await asyncio.sleep(1)
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
+            cancel_all_others()
         await settled()
         assert closing.cancelled() and closed == [1]
         assert (await sub.describe()).leased == 0
@@ -550,8 +548,7 @@ async def test_what_is_in_hand_goes_back_whenever_all_tasks_are_cancelled(what, 
     closing = asyncio.ensure_future(close())
     for _ in range(turns):
         await asyncio.sleep(0)
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        task.cancel()
+    cancel_all_others()
     await asyncio.sleep(1)
     assert closing.done()
     assert (await broker.admin.describe_subscription("billing")).leased == 0
@@ -575,8 +572,7 @@ async def test_closing_that_is_cancelled_waits_for_no_handler_that_will_not_end(
         await settled()
         closing = asyncio.ensure_future(sub.close())
         await settled()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+        cancel_all_others()
         await asyncio.sleep(10)
         assert closing.cancelled() and len(closed) == 1
         assert (await sub.describe()).leased == 0

@@ -6,7 +6,7 @@ from penstock import Draft
 from penstock.errors import UnavailableError
 from penstock.testing import settled
 from tests.support.fakes import FlakyBroker, subscription_on
-from tests.support.scenes import now, publish
+from tests.support.scenes import cancel_all_others, now, publish
 
 
 class SwallowsCancellation(FlakyBroker):
@@ -118,8 +118,7 @@ async def test_closing_does_not_wait_for_ever_for_a_pull_that_will_not_end():
         await sub.close()
         assert now() <= 10
         await asyncio.sleep(1000)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+        cancel_all_others()
 
 
 async def test_a_pull_that_fails_because_it_is_cancelled_is_no_error():

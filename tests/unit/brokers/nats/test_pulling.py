@@ -15,6 +15,7 @@ from penstock.clock import NS
 from penstock.config import SubscriptionConfig
 from penstock.errors import DeadlineExceededError, SubscriptionNotFoundError, UnavailableError
 from penstock.testing import settled
+from tests.support.scenes import cancel_all_others
 
 CONSUMER = Consumer("orders", "billing", SubscriptionConfig(name="billing", topic="orders"))
 FIRST, SECOND = (b"$JS.ACK.orders.billing.1.%d.1.1700000000000000000.5" % n for n in (1, 2))
@@ -86,8 +87,8 @@ def pulling(wire):
     return requests
 
 
-async def waiting_pull(wire):
-    pull = asyncio.ensure_future(pulling(wire).pull(CONSUMER, 10, 1000, 30))
+async def waiting_pull(wire, requests=None):
+    pull = asyncio.ensure_future((requests or pulling(wire)).pull(CONSUMER, 10, 1000, 30))
     await settled()
     return pull
 
@@ -229,8 +230,7 @@ async def test_a_pull_that_was_cancelled_is_over_when_the_server_knows(wire):
 
 async def test_a_pull_that_is_cancelled_once_more_waits_for_nothing_and_is_withdrawn(wire):
     requests = pulling(wire)
-    pull = asyncio.ensure_future(requests.pull(CONSUMER, 10, 1000, 30))
-    await settled()
+    pull = await waiting_pull(wire, requests)
     wire.answering.clear()
     pull.cancel()
     wire.deliver(FIRST)
@@ -251,8 +251,7 @@ async def test_a_pull_that_is_cancelled_once_more_waits_for_nothing_and_is_withd
 
 async def test_closing_waits_until_what_is_withdrawn_is_given_back(wire):
     requests = pulling(wire)
-    pull = asyncio.ensure_future(requests.pull(CONSUMER, 10, 1000, 30))
-    await settled()
+    pull = await waiting_pull(wire, requests)
     for _ in range(2):
         pull.cancel()
         await asyncio.sleep(0)
@@ -263,8 +262,7 @@ async def test_closing_waits_until_what_is_withdrawn_is_given_back(wire):
 
 async def test_closing_does_not_wait_for_ever_for_a_pull_that_is_withdrawn(wire):
     requests = pulling(wire)
-    pull = asyncio.ensure_future(requests.pull(CONSUMER, 10, 1000, 30))
-    await settled()
+    pull = await waiting_pull(wire, requests)
     wire.answering.clear()
     pull.cancel()
     await settled()
@@ -751,8 +749,7 @@ async def test_acks_are_not_taken_for_confirmed_because_the_server_is_quiet(wire
 
 async def test_what_a_server_that_fell_silent_still_sends_is_not_taken_for_the_next_requests(wire):
     requests = pulling(wire)
-    pull = asyncio.ensure_future(requests.pull(CONSUMER, 10, 1000, 30))
-    await settled()
+    pull = await waiting_pull(wire, requests)
     assert await pull == []
     again = asyncio.ensure_future(requests.pull(CONSUMER, 1, 1000, 30))
     await settled()
@@ -1121,13 +1118,11 @@ async def test_consumers_that_come_and_go_are_not_remembered_for_ever(wire, monk
 @pytest.mark.parametrize("turns", range(5))
 async def test_a_pull_is_withdrawn_also_where_all_tasks_are_cancelled_again(wire, turns):
     requests = pulling(wire)
-    pull = asyncio.ensure_future(requests.pull(CONSUMER, 10, 1000, 30))
-    await settled()
+    pull = await waiting_pull(wire, requests)
     pull.cancel()
     for _ in range(turns):
         await asyncio.sleep(0)
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        task.cancel()
+    cancel_all_others()
     wire.deliver(FIRST)
     await asyncio.sleep(0.2)
     assert pull.cancelled() and len(wire.left) == 1

@@ -328,11 +328,10 @@ class SteadyClient(nats.aio.client.Client):
             return
         if connecting is not None and not connecting.done():
             return
-        ended = [task for task in self._loops() if task.done()]
         # Which is there as long as not all who want to know have been told of the connection.
         is_complete = self._reconnection_task_future is None
         if self.is_connected and is_complete:
-            if not ended:
+            if not any(task.done() for task in self._loops()):
                 return
             if not self._is_parsing:
                 self._begin_again()
